@@ -2,8 +2,8 @@
 
 python benchmarks/dpsgd.py [--repeats N] [--only CASE] [--vectorized-map] [--memory] [--opacus PYTHON] [--baseline PATH]
 
-`--baseline` takes steps of this checkout and of another in turns, each in a process of its own, and gives the ratio of
-their processor times.
+`--baseline` takes steps of this checkout and of another in turns, over the same Poisson batches, as trainers draw them.
+Each checkout has a process of its own. It gives the ratio of their processor times.
 
 `--opacus` runs this script once more, with the interpreter of an environment that has torch and Opacus: our steps on a
 module of torch and their ghost clipping, beside torch's own plain step.
@@ -304,14 +304,30 @@ def take(kind: str, batch: int, which: str) -> None:
     print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 
 
+SERVE = """
+import sys, time, cloister, dpsgd, numpy
+x, y = dpsgd.examples({kind!r}, {units})
+ours, rng = dpsgd.private({kind!r}, {batch}), numpy.random.default_rng(1)
+print(cloister.__file__, flush=True)
+for _ in sys.stdin:
+    drawn = numpy.flatnonzero(rng.random({units}) < {batch} / {units})
+    start = time.process_time()
+    ours.step(x[drawn], y[drawn])
+    print(time.process_time() - start, flush=True)
+"""
+"""Print where the project lies, then the processor seconds of a step for each line that comes in."""
+POPULATION = 10
+"""Units that batches are drawn from, in expected batches."""
+
+
 class Worker:
     """A process that takes steps of the project that lies at a path, when it is told to."""
 
     def __init__(self, path: Path, kind: str, batch: int) -> None:
         """Start it, and wait until it has taken its first steps."""
-        # A checkout takes its steps by its own script, which knows how its `DpSgd` is made.
+        # A checkout's own script knows how its `DpSgd` is made.
         environment = {**os.environ, "PYTHONPATH": str(path / "benchmarks"), "TF_CPP_MIN_LOG_LEVEL": "3"}
-        code = f"import dpsgd; dpsgd.serve({kind!r}, {batch})"
+        code = SERVE.format(kind=kind, units=POPULATION * batch, batch=batch)
         # Where a process starts is the first place in which it looks for packages.
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -324,6 +340,8 @@ class Worker:
         found = Path(self._process.stdout.readline().strip())
         if not found.is_relative_to(path.resolve()):
             raise RuntimeError(f"{found} was imported in the place of what lies in {path}")
+        for _ in range(3):
+            self.seconds()
 
     def seconds(self) -> float:
         """Processor seconds of one step."""
@@ -335,20 +353,6 @@ class Worker:
         """End the process."""
         self._process.stdin.close()
         self._process.wait()
-
-
-def serve(kind: str, batch: int) -> None:
-    """Print where the project lies, then the processor seconds of a step for each line that comes in."""
-    import cloister
-
-    (x, y), ours = examples(kind, batch), private(kind, batch)
-    for _ in range(3):
-        ours.step(x, y)
-    print(cloister.__file__, flush=True)
-    for _ in sys.stdin:
-        start = time.process_time()
-        ours.step(x, y)
-        print(time.process_time() - start, flush=True)
 
 
 def compare(case: str, kind: str, batch: int, baseline: Path, repeats: int) -> None:
