@@ -13,8 +13,11 @@ from dp_sgd_canaries import linear_loss, linear_network, on_linear_network, step
 from cloister.audits.canaries import OneRun
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.dpsgd.local_steps import LocalSteps
-from cloister.privacy.dpsgd.noise import grid_of, noisy_sum
+from cloister.privacy.dpsgd.noise import clipped_sum, grid_of, noisy_sum
 from cloister.privacy.dpsgd.step import DpSgd
+from cloister.privacy.mechanisms.distributed.plan import add_noise
+from cloister.privacy.mechanisms.distributed.shares import Parties
+from cloister.privacy.mechanisms.distributed.steps import SharedDpSgd, encode_clipped_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.server.canaries import Canaries
 
@@ -79,6 +82,52 @@ class TestSmallModels:
     def test_a_clip_that_is_left_out_is_flagged(self, monkeypatch):
         monkeypatch.setattr("cloister.privacy.dpsgd.noise._factor", lambda gradient, clipping_norm: 1.0)
         assert is_flagged(one_by_one())
+
+
+MEMBERS, COLLUDING = 6, 2
+"""Of a list of which the server sees the sum, and the noise of those that work with it."""
+
+
+def in_shares(sigma=SIGMA, bound=CLIP, draw=None, divided_again=1):
+    """Steps on a secure sum, seen by the server together with c members: it subtracts their noise.
+
+    Args:
+        sigma: of the noise.
+        bound: of a gradient.
+        draw: secrets of the noise; None: seeded ones, new for every share.
+        divided_again: of a broken twin: how many times smaller a share is than it should be.
+    """
+    parties = Parties(members=MEMBERS, threshold=MEMBERS, colluding=COLLUDING)
+    plan = SharedDpSgd(sigma, CLIP, sampling_rate=1.0, parties=parties).plan(SIZE, 1, MEMBERS)
+    draw, like = draw or np.random.default_rng(8).bytes, (np.zeros(SIZE, np.float32),)
+
+    def step(gradients):
+        total = np.zeros(SIZE, np.int64)
+        for number, own in enumerate(np.array_split(gradients, MEMBERS)):
+            numbers = encode_clipped_sum(clipped_sum([lambda row=row: (row,) for row in own], like, bound), plan)
+            noise = np.zeros_like(numbers)
+            if number >= COLLUDING:
+                add_noise(noise, plan, draw, {})
+            total += numbers + noise // divided_again
+        return total * (plan.bound / plan.steps)
+
+    return step
+
+
+class TestStepsInShares:
+    def test_sound_ones_are_not_flagged_and_most_is_seen_by_a_server_with_c_members(self):
+        told = run(in_shares())
+        assert told.gaussian(DELTA, 1 - FALSE_ALARM) <= claimed()
+        assert told.shift(0.5) > 0.5 * math.sqrt(2) / SIGMA
+
+    def test_half_of_the_noise_is_flagged(self):
+        assert is_flagged(in_shares(divided_again=2))
+
+    def test_the_same_noise_of_all_members_and_steps_is_flagged(self):
+        assert is_flagged(in_shares(draw=lambda size: bytes(size)))
+
+    def test_a_clip_that_is_left_out_is_flagged(self):
+        assert is_flagged(in_shares(bound=1e6))
 
 
 class ClipSkipped(DpSgd):
