@@ -160,7 +160,9 @@ class TestTheClaim:
         assert figure.adversary == client.adversary
         assert figure.adversary == "the server together with one client, and any party that sees the models of the run"
         assert (claim.unit, figure.steps, figure.sampling) == ("example", 3, "poisson, 0.1")
-        assert {premise.name for premise in claim.premises} >= {"bundle", "roster", "keys", "collusion"}
+        assert {premise.name for premise in claim.premises} >= {
+            *("bundle", "roster", "keys", "collusion", "key-agreement", "time")
+        }
         assert claim.sizes[0].heuristic == ()
 
     def test_says_that_a_group_at_several_clients_loses_more_than_their_ledgers_add_up_to(self):

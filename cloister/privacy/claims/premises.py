@@ -125,6 +125,21 @@ KERNELS = Premise(
     "assumed",
     standing=True,
 )
+KEY_AGREEMENT = Premise(
+    "key-agreement",
+    "no party computes a common X25519 key, or a key derived from it, without one of its two secrets",
+    "their authors",
+    "assumed",
+    standing=True,
+)
+TIME = Premise(
+    "time",
+    "the time of a reply tells nothing about the units that it is computed from (a site's min-reply-seconds above its "
+    "longest training)",
+    "the site's operator",
+    "assumed",
+    standing=True,
+)
 COLLUSION = Premise(
     "collusion", "no more members collude with the server than the claim names", "the members", "assumed", standing=True
 )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
-from cloister.privacy.claims.premises import BUNDLE, COLLUSION, CRYPTOGRAPHY, KEYS, ROSTER
+from cloister.privacy.claims.premises import BUNDLE, COLLUSION, CRYPTOGRAPHY, KEY_AGREEMENT, KEYS, ROSTER
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.privacy.mechanisms.distributed.plan import Plan, encode_client_input
 from cloister.privacy.mechanisms.distributed.shared import SharedRelease, SharedSum
@@ -61,7 +61,7 @@ class DistributedMean(SharedRelease, GaussianMechanism):
     distance: float = 1.0
 
     placement = "update"
-    premises = (BUNDLE, ROSTER, KEYS, CRYPTOGRAPHY, COLLUSION)
+    premises = (BUNDLE, ROSTER, KEYS, CRYPTOGRAPHY, KEY_AGREEMENT, COLLUSION)
     seen = "the sum of the clients' updates"
 
     def __post_init__(self) -> None:

@@ -23,8 +23,8 @@ released sum is R(N(a)) without the unit, and (1 - q)·R(N(a)) + q·R(N(a + g)) 
 Gaussian mechanism, after the random rounding R. B and ω have the same law in both worlds, and the hockey-stick
 divergence is jointly convex. So the mixture is no worse (`clipped_sums`, Proof). The server sees who takes part, and so
 do all members. That weakens nothing: a client draws its units by its own secret numbers, after it agreed to take part.
-It replies to an empty draw and to a failure alike, and sends no count. The time of a reply follows the number of drawn
-units, and is not covered without `min-reply-seconds` (`docs/threat-model.md`, "What stays open").
+It replies to an empty draw and to a failure alike, and sends no count. The time of a reply can follow the number of
+drawn units, so it is a premise of the claim; `min-reply-seconds` covers it.
 A draw that fills all places has no claim; its probability is part of δ (`vocabulary.OVERFLOW`).
 
 | edge case | result |
@@ -48,7 +48,16 @@ from numpy.typing import NDArray
 
 from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
-from cloister.privacy.claims.premises import BUNDLE, COLLUSION, CRYPTOGRAPHY, KERNELS, KEYS, ROSTER
+from cloister.privacy.claims.premises import (
+    BUNDLE,
+    COLLUSION,
+    CRYPTOGRAPHY,
+    KERNELS,
+    KEY_AGREEMENT,
+    KEYS,
+    ROSTER,
+    TIME,
+)
 from cloister.privacy.dpsgd.batches import places_of
 from cloister.privacy.dpsgd.local_steps import MAX_BATCH, LocalDpSgd, OneStep
 from cloister.privacy.dpsgd.noise import rounding_steps
@@ -85,7 +94,7 @@ class SharedDpSgd(LocalDpSgd):
     sampling_rate: float
     parties: Parties
 
-    premises = (BUNDLE, ROSTER, KEYS, CRYPTOGRAPHY, COLLUSION, KERNELS)
+    premises = (BUNDLE, ROSTER, KEYS, CRYPTOGRAPHY, KEY_AGREEMENT, COLLUSION, KERNELS, TIME)
 
     def plan(self, parameters: int, server_round: int, members: int = 0) -> Plan:
         """Return the plan of a round, the same for all parties. C of the plan is D steps: S and the rounding.
