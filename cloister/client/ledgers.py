@@ -207,7 +207,7 @@ class InMemoryLedger:
         """
         return relation
 
-    def account(self, unit: Unit, relation: Relation = "add-or-remove", insiders: bool = False) -> Account:
+    def account(self, unit: Unit, relation: Relation, insiders: bool) -> Account:
         """Return the account of all counted events about a unit.
 
         Args: as `Store.account`.

@@ -246,7 +246,9 @@ class TestBudgets:
                 charge(request, here)
                 made += 1
         unit = "client" if settings is GAUSSIAN else "example"
-        assert made > 0 and InMemoryLedger(here.state).account(unit).epsilon(1e-5) <= 5.0
+        assert (
+            made > 0 and InMemoryLedger(here.state).account(unit, "add-or-remove", insiders=False).epsilon(1e-5) <= 5.0
+        )
 
     @pytest.mark.parametrize(("settings", "unit"), [(DP_SGD, "example"), (GAUSSIAN, "client")])
     def test_a_client_without_a_memory_counts_the_rounds_in_which_it_may_have_been_drawn(self, settings, unit):
@@ -258,7 +260,10 @@ class TestBudgets:
         whole = node_at(settings, SIZED)
         for _ in range(5):
             charge(request, whole)
-        found = [InMemoryLedger(node.state).account(unit).epsilon(1e-5) for node in (here, whole)]
+        found = [
+            InMemoryLedger(node.state).account(unit, "add-or-remove", insiders=False).epsilon(1e-5)
+            for node in (here, whole)
+        ]
         assert found[0] == pytest.approx(found[1]) and 0 < found[1] < math.inf
 
     def test_of_leakage_too(self):
@@ -291,7 +296,7 @@ class TestBudgets:
         here = node_at(GAUSSIAN, SIZED)
         limited = GAUSSIAN | {"privacy.client-max-epsilon": 2.5}
         charge(request_of_kind(settings=limited), here)
-        assert InMemoryLedger(here.state).account("example").epsilon(1e-5) > 2.5
+        assert InMemoryLedger(here.state).account("example", "add-or-remove", insiders=False).epsilon(1e-5) > 2.5
 
     @pytest.mark.parametrize("unit", ["client", "example"])
     def test_draws_that_insiders_know_of_amplify_nothing(self, node, unit):

@@ -319,6 +319,13 @@ class TestInWords:
             "! a malicious server learns roughly how many examples there are, from how long training takes",
         ]
 
+    def test_both_budgets_are_named_with_their_units(self):
+        said = render(of(max_epsilon=8.0, max_example_epsilon=2.5, group="patient"))
+        assert [line.partition(" at δ")[0] for line in said if "ε = " in line] == [
+            "for the site at most ε = 8",
+            "for each patient at most ε = 2.5",
+        ]
+
     def test_every_key_has_a_word(self):
         """A policy that states a key reads differently from one that does not."""
         every = of(mechanisms=["dp-sgd", "gaussian", "laplace"], max_example_epsilon=1.0)

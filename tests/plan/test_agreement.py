@@ -199,7 +199,7 @@ def test_sizes_of_clients_are_those_that_they_account_for(tmp_path, monkeypatch)
     spent = {
         round(1 / account.epsilon(1e-5), 9)
         for context in grids[-1]._contexts.values()
-        if not (account := InMemoryLedger(context.state).account("example")).is_empty
+        if not (account := InMemoryLedger(context.state).account("example", "add-or-remove", insiders=False)).is_empty
     }
     figures = [size["claims"][0]["by-accountant"]["rdp"] for size in told["by-examples"]]
     assert {round(1 / epsilon, 9) for epsilon in figures} == spent

@@ -133,6 +133,13 @@ def test_fewer_replies_than_hypotheses(sent):
     np.testing.assert_allclose(models_of(arrays)[3]["bias"], model["bias"] + 3 * FAR + 1, rtol=1e-5)
 
 
+def test_one_hypothesis_is_the_mean_of_all_clients():
+    grid = grid_for(2, lambda node: lambda sent: shifted(unstacked(sent)[0], node))
+    arrays, _ = one_round(around(everybody(FedAvg), 1), grid, stacked([zeros()]))
+    (found,) = models_of(arrays)
+    np.testing.assert_allclose(found["bias"], np.full_like(found["bias"], 1.5))
+
+
 def test_every_strategy_survives_clusters_of_one_and_of_none(sent):
     def check(name):
         config = parse({"strategy.name": name, "strategy.min-nodes": 1, "privacy.server": "laplace-clustering"})

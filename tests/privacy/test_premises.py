@@ -4,7 +4,7 @@ import pytest
 from support import failures
 
 from cloister.privacy.claims.claim import Claim, Figure, LedgerState, Statement
-from cloister.privacy.claims.premises import APART, BUNDLE, Premise, condition, of_transport
+from cloister.privacy.claims.premises import APART, BUNDLE, Premise, condition, explained, of_transport
 from cloister.privacy.claims.render import limits_of, meanings, render
 from cloister.privacy.claims.server import RUN
 from cloister.privacy.claims.to_json import record, statement_of
@@ -91,3 +91,15 @@ def test_the_record_holds_them_and_is_read_again():
         ("bundle", "attested"),
     ]
     assert record(statement_of(content)) == content
+
+
+def test_the_record_names_the_clients_that_it_is_not_about():
+    content = record(said((APART,), not_covered="clients that replied otherwise"))
+    assert content["not-covered"] == "clients that replied otherwise"
+    assert record(statement_of(content)) == content
+
+
+def test_premises_are_explained_with_how_each_is_known():
+    assert explained([BUNDLE, STANDING]) == (
+        f"{BUNDLE.sentence} (bundle: assumed); kernels are steady (kernels: standing assumption)"
+    )

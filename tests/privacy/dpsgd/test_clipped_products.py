@@ -152,3 +152,13 @@ class TestFactorsOfSoftmax:
     def test_of_no_example_are_none(self):
         model, (x, y) = self.model(), self.examples(3)
         assert [part.shape for part in model.factors_alone(x[:0], y[:0])] == [(0, 64), (0, 10)]
+
+
+def test_a_unit_that_fails_leaves_the_units_after_it_in_the_sum():
+    def fails():
+        raise RuntimeError("no gradient")
+
+    like, one = (np.zeros(2),), np.array([0.3, -0.2])
+    (alone,) = clipped_sum([lambda: (one,)], like, 1.0)
+    (found,) = clipped_sum([fails, lambda: (one,)], like, 1.0)
+    np.testing.assert_array_equal(found, alone)
