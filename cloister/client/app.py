@@ -22,7 +22,7 @@ from cloister.client.budget import foresee_budget, keep_budget, keep_role
 from cloister.client.costs import plan_of, privacy_costs_of, unit_of
 from cloister.client.data import local_data, task_of, tell_ungrouped
 from cloister.client.enforce import enforce_policy
-from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
+from cloister.client.ledgers import folder_unnamed, keeps_ledger, own_head
 from cloister.client.mods import contain_errors, no_sooner_than, open_and_pack, within_deadline
 from cloister.client.node import Node
 from cloister.client.noise import add_local_noise, count_leakage, limit_leakage
@@ -134,7 +134,7 @@ def attest(reply: Reply, request: Request, node: Node) -> Reply:
     attestation = Attestation(client.name, own.unit, own.events, size, request.config.task.group, checked)
     if keeps_ledger(node.config):
         with folder_unnamed(node.config):
-            head = ledger_of(node.config, request.config.task.name).release_head
+            head = own_head(node.config, request.config.task.name)
     return replace(reply, attestation=attestation, ledger_head=head)
 
 

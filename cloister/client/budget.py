@@ -31,7 +31,7 @@ from cloister.client.policy import Policy
 from cloister.client.request import EvaluateRequest, KeepRequest, ProtocolRequest, Request, TrainRequest
 from cloister.config.io import kebab
 from cloister.config.privacy import PrivacyConfig
-from cloister.privacy.accounting.budget import PrivacyBudget, Store
+from cloister.privacy.accounting.budget import PrivacyBudget, Store, recorded
 from cloister.privacy.accounting.events import Unaccounted
 from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger, today
@@ -134,7 +134,6 @@ def keep_budget(request: Request, node: Node) -> Iterator[None]:
             )
     with folder_unnamed(node.config), ExitStack() as stack:
         with _abstaining():
-            # Record all releases or none; leaving the stack ends them.
             planned = _required(request, node)
             if keeps_ledger(node.config):
                 warn_of_other_names(node.config, request.config.task.name)
@@ -142,9 +141,14 @@ def keep_budget(request: Request, node: Node) -> Iterator[None]:
                 if not _own_budget(charge, node.config):
                     # Only here: otherwise a server could fill the ledger with the budgets of refused runs.
                     budget.begin(request.run)
-                for number, event in enumerate(charge.events):
-                    mechanism = FURTHER if number else charge.mechanism
-                    stack.enter_context(budget.release(event, request.round, mechanism, charge.clip))
+            openings = [
+                [
+                    budget.opening(event, request.round, FURTHER if number else charge.mechanism, charge.clip)
+                    for number, event in enumerate(charge.events)
+                ]
+                for budget, charge in planned
+            ]
+            stack.enter_context(recorded([(budget, own) for (budget, _), own in zip(planned, openings, strict=True)]))
         if keeps_ledger(node.config) and isinstance(request, TrainRequest):
             ledger = ledger_of(node.config, request.config.task.name)
             save_server_head(ledger.path, request)

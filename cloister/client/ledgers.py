@@ -25,7 +25,7 @@ from cloister.client.request import TrainRequest
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Event, from_json, to_json
 from cloister.privacy.accounting.filters import Filter, FilterKind
-from cloister.privacy.accounting.ledger import Ledger, other_names, today, warning
+from cloister.privacy.accounting.ledger import Ledger, Opening, other_names, today, warning
 from cloister.privacy.accounting.vocabulary import Relation, Unit
 from cloister.tasks import TASKS
 from cloister.utils.errors import PrivacyError
@@ -52,10 +52,14 @@ def ledger_of(node: NodeConfig, task: str) -> Ledger:
     Raises:
         LedgerError: the ledger is damaged.
     """
-    TASKS.load(task)  # refuse unknown names: the server's name becomes part of a file name
-    ledger = _ledger(node.ledger_folder / f"{identity_of(node, task)}.jsonl")
+    ledger = _ledger(_path(node, task))
     ledger.refresh()
     return ledger
+
+
+def _path(node: NodeConfig, task: str) -> Path:
+    TASKS.load(task)  # refuse unknown names: the server's name becomes part of a file name
+    return node.ledger_folder / f"{identity_of(node, task)}.jsonl"
 
 
 @lru_cache(maxsize=4096)
@@ -65,6 +69,16 @@ def _ledger(path: Path) -> Ledger:
     So each message verifies only new lines.
     """
     return Ledger(path)
+
+
+def own_head(node: NodeConfig, task: str) -> str:
+    """Return the hash of the last line about a release that this process has read or written; for after `recorded`.
+
+    Lines of other processes since then are left out, since they may not be on disk yet.
+
+    Args: as `ledger_of`.
+    """
+    return _ledger(_path(node, task)).release_head
 
 
 def identity_of(node: NodeConfig, task: str) -> str:
@@ -224,25 +238,17 @@ class InMemoryLedger:
         """
         return chosen.spent(self.account(unit, relation, insiders=True))
 
-    def open(
-        self,
-        event: Event,
-        unit: Unit,
-        run: str,
-        server_round: int,
-        allow: Callable[[], None],
-        mechanism: str = "",
-        clip: float = 0.0,
-    ) -> str:
-        """Count a release before it is made, unless `allow` raises.
+    def open_all(self, openings: Sequence[Opening], allow: Callable[[], None]) -> list[str]:
+        """Count releases before they are made, unless `allow` raises.
 
-        Args: as `Store.open`.
+        Args: as `Store.open_all`.
         """
         allow()
-        self._count(event, unit, is_choice=mechanism == CHOICE)
-        return ""
+        for opening in openings:
+            self._count(opening.event, opening.unit, is_choice=opening.mechanism == CHOICE)
+        return [""] * len(openings)
 
-    def done(self, release: str) -> None:
+    def done(self, *releases: str) -> None:
         """Do nothing, since a counted release stays counted."""
 
     def _counts(self, unit: Unit) -> ConfigRecord:

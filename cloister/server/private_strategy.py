@@ -11,7 +11,7 @@ with state) is post-processing and costs no privacy.
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import copy
 from typing import Self, Unpack
 
@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from cloister.privacy.accounting.budget import PrivacyBudget, to_wire, undrawn
+from cloister.privacy.accounting.budget import PrivacyBudget, recorded, to_wire, undrawn
 from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.claim import Claim
@@ -266,11 +266,9 @@ class PrivateStrategy(StrategyWrapper):
         if self.budget is None:
             yield
             return
-        with ExitStack() as releases:
-            for event in self.events(layout):
-                releases.enter_context(
-                    self.budget.release(event, server_round, self.mechanism.name, self.mechanism.clipping_norm)
-                )
+        own, budget = self.mechanism, self.budget
+        openings = [budget.opening(event, server_round, own.name, own.clipping_norm) for event in self.events(layout)]
+        with recorded([(budget, openings)]):
             yield
 
     def promised(self, layout: Layout) -> tuple[Event, ...]:

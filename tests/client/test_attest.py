@@ -5,6 +5,8 @@ import json
 import pytest
 from asking import BALL, DP_SGD, GAUSSIAN, OPEN, SIZED, answer, arrays_of, entries_of, policy_file, write_data
 
+from cloister.client.ledgers import ledger_of, own_head
+from cloister.client.node import node_of
 from cloister.client.policy import CHECKED_BUNDLE
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
@@ -85,3 +87,10 @@ def test_a_bundle_is_checked_where_the_policy_allows_it_by_its_digest(
     rules = {"mechanisms": [], "min_server_noise_multiplier": None, "allowed_fabs": allowed}
     monkeypatch.setenv(CHECKED_BUNDLE, running)
     assert size_and_checked(stated(DP_SGD, node | {"policy": str(policy_file(tmp_path, **rules))})) == (40, checked)
+
+
+def test_a_line_that_another_process_may_still_be_syncing_is_not_stated(tmp_path):
+    node = node_of({"ledger-dir": str(tmp_path), "data-identity": "x"})
+    stated = own_head(node, "linear")
+    Ledger(tmp_path / "x.jsonl").open(Gaussian(1.0), "example", "run", 1, lambda: None)
+    assert own_head(node, "linear") == stated != ledger_of(node, "linear").release_head

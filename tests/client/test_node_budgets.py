@@ -148,16 +148,15 @@ class TestBudgets:
         of_groups = node | {"group": "who"}
         runs = (grouped, of_groups), (alone, node)
         first, then = runs if groups_first else reversed(runs)
-        enter = Ledger.open
+        enter = Ledger.open_all
 
-        def after_another(ledger, event, unit, *args, **more):
-            if unit != "client":
-                monkeypatch.setattr(Ledger, "open", enter)
-                ledgers._ledger.cache_clear()
-                assert not answer(*first).has_error()
-            return enter(ledger, event, unit, *args, **more)
+        def after_another(ledger, openings, allow):
+            monkeypatch.setattr(Ledger, "open_all", enter)
+            ledgers._ledger.cache_clear()
+            assert not answer(*first).has_error()
+            return enter(ledger, openings, allow)
 
-        monkeypatch.setattr(Ledger, "open", after_another)
+        monkeypatch.setattr(Ledger, "open_all", after_another)
         assert answer(*then).error.reason.startswith("BudgetExhausted")
         assert not entries_of(node, "example" if groups_first else "group")
 

@@ -11,7 +11,7 @@ from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted
-from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.ledger import Ledger, Opening
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.utils.errors import BudgetExhausted
 
@@ -78,7 +78,7 @@ class TestStores:
     def test_what_a_client_without_a_ledger_may_still_release(self):
         chosen, store = filters.filter_for("renyi", 3.0, 1e-5), InMemoryLedger(RecordDict())
         fits = Gaussian(math.sqrt(chosen.order / 2 * 4 / chosen.limit(3.0, 1e-5)) * (1 + 1e-9))
-        store.open(fits, "client", "run", 1, lambda: None)
+        store.open_all([Opening(fits, "client", "run", 1)], lambda: None)
         budget = PrivacyBudget(store, "run", max_epsilon=3.0, kind="renyi")
         budget.require([fits, fits, fits])
         PrivacyBudget(store, "run", kind="renyi").require([Unaccounted("x")])

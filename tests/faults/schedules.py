@@ -218,7 +218,7 @@ class Simulation:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(polling_grid, "time", clock)
             patch.setattr(averaging, "time", clock)
-            patch.setattr(Ledger, "open", self._noted(Ledger.open))
+            patch.setattr(Ledger, "open_all", self._noted(Ledger.open_all))
             patch.setattr(StrategyWrapper, "aggregate_train", self._counted(StrategyWrapper.aggregate_train))
             for name in ("noisy_mean", "noisy_total"):
                 patch.setattr(gaussian, name, self._watched(getattr(gaussian, name)))
@@ -238,9 +238,9 @@ class Simulation:
         """Note a record once this returns; a line that was written and never synced is not recorded."""
 
         def noted(ledger, *arguments, **options):
-            release = record(ledger, *arguments, **options)
-            self.recorded.add(release)
-            return release
+            releases = record(ledger, *arguments, **options)
+            self.recorded.update(releases)
+            return releases
 
         return noted
 

@@ -1,16 +1,25 @@
-"""Ledgers that are cut, put back from a backup, or written from two machines whose locks do not reach each other."""
+"""Ledgers that are cut, put back from a backup, or written from two machines whose locks do not reach each other.
+
+And a pair of releases with one write, which a fault may tear.
+"""
 
 import errno
 import fcntl
 import os
+import random
 import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from schedules import memory
+from virtual_disk import KILL, POWER, Disk, Killed
 
 from cloister.deploy.credentials import new_node_key
 from cloister.privacy.accounting.anchors import anchored, verify_anchors
-from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.budget import PrivacyBudget, recorded
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.reports.console import ConsoleReporter
@@ -119,3 +128,75 @@ def test_a_second_machine_is_noticed_where_locks_end_at_the_machine(tmp_path, mo
     assert [(entry.run, entry.round) for entry in Ledger(path).entries] == [("here", 1), ("there", 1)]
     here.open(Gaussian(1.0), "client", "here", 2, lambda: None)
     assert len(Ledger(path).entries) == 3, "what there is goes on unbroken"
+
+
+class Pairs:
+    """A process that makes two rounds of a pair of releases, and hands on the head after each."""
+
+    UNITS = ("client", "example")
+
+    def __init__(self, folder, seed):
+        self.path = folder / "d.jsonl"
+        self.disk = Disk(folder, random.Random(seed))
+        self.made, self.heads = 0, []
+
+    def live(self, faults):
+        with self.disk.watched(faults), suppress(Killed):
+            budgets = [PrivacyBudget(Ledger(self.path), "run", unit) for unit in self.UNITS]
+            for number in (1, 2):
+                with suppress(LedgerError, OSError):
+                    self.round(budgets, number)
+        self.disk.reboot()
+        self.check()
+
+    def round(self, budgets, number):
+        with recorded([(budget, [budget.opening(Gaussian(1.0), number)]) for budget in budgets]):
+            self.made += 1
+        self.heads.append(budgets[0].ledger.release_head)
+
+    def check(self):
+        ledger = Ledger(self.path)
+        for unit in self.UNITS:
+            assert sum(entry.unit == unit for entry in ledger.entries) >= self.made, "made before it was recorded"
+        assert ledger.heads().issuperset(self.heads), "a head left before its line was on disk"
+
+
+def lives_of_pairs(fault, seeds=2):
+    """Let a pair be disturbed at each effect, and then let the next process go on."""
+    with tempfile.TemporaryDirectory(dir=memory()) as place:
+        for seed in range(seeds):
+            for effect in range(1, 100):
+                (folder := Path(place) / f"{seed}-{effect}").mkdir()
+                pairs = Pairs(folder, seed)
+                pairs.live({effect: fault})
+                if not pairs.disk.struck:
+                    break
+                pairs.live({})
+                yield pairs
+
+
+@pytest.mark.parametrize("fault", [KILL, POWER, "ENOSPC"])
+def test_no_pair_is_made_before_both_are_on_disk_and_no_head_leaves_before_its_line(fault):
+    lives = list(lives_of_pairs(fault))
+    assert len(lives) > 20 and all(pairs.made >= 2 for pairs in lives)
+
+
+def test_a_pair_that_is_synced_too_late_is_caught(monkeypatch):
+    def write(self, file, data):
+        file.write(data)
+        file.flush()
+
+    monkeypatch.setattr(Ledger, "_write", write)
+    with pytest.raises(AssertionError, match=r"made before|a head left before"):
+        list(lives_of_pairs(POWER, seeds=8))
+
+
+def test_a_pair_has_one_sync_before_it_is_made_and_one_before_its_head_leaves(tmp_path, monkeypatch):
+    budgets = [PrivacyBudget(Ledger(tmp_path / "d.jsonl"), "run", unit) for unit in Pairs.UNITS]
+    synced, real = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(real(handle)))
+    pairs = Pairs(tmp_path, 0)
+    pairs.round(budgets, 1)
+    del synced[:]
+    pairs.round(budgets, 2)
+    assert len(synced) == 2

@@ -11,13 +11,13 @@ from flwr.app import Context, RecordDict
 from schedules import cheap, memory
 from virtual_disk import KILL, POWER, Disk, Killed
 
-from cloister.client import ledgers
+from cloister.client import budget, ledgers
 from cloister.client.budget import keep_budget
 from cloister.client.node import Node
 from cloister.client.request import Reply, TrainRequest
 from cloister.config.run import parse
 from cloister.flower.messages import LOCAL_RUN
-from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.budget import PrivacyBudget, recorded
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.utils.errors import PrivacyError
@@ -60,8 +60,7 @@ class Site:
 
     def check(self):
         assert len(self.entries) >= self.left
-        budget = PrivacyBudget(Ledger(self.folder / "d.jsonl"), "", max_epsilon=MAX_EPSILON)
-        assert budget.epsilon() <= MAX_EPSILON
+        assert PrivacyBudget(Ledger(self.folder / "d.jsonl"), "", max_epsilon=MAX_EPSILON).epsilon() <= MAX_EPSILON
 
 
 @pytest.fixture
@@ -89,10 +88,11 @@ def test_a_node_that_fails_at_any_effect(site, fault):
 
 def test_a_node_that_trains_first_is_caught(site, monkeypatch):
     @contextmanager
-    def release(self, event, server_round, mechanism="", clip=0.0):
+    def late(planned):
         yield
-        self.ledger.done(self.spend(event, server_round, mechanism, clip))
+        with recorded(planned):
+            pass
 
-    monkeypatch.setattr(PrivacyBudget, "release", release)
+    monkeypatch.setattr(budget, "recorded", late)
     with pytest.raises(AssertionError, match="trained before it was recorded"):
         site("broken").live({})

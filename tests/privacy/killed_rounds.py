@@ -82,20 +82,20 @@ def note(path: Path) -> None:
 
 def instrument(point: Points, noised: Path) -> None:
     """Put points around everything between the decision to release and its end."""
-    append, open_, done, sync = Ledger._append, Ledger.open, Ledger.done, os.fsync
+    append, open_, done, sync = Ledger._append, Ledger.open_all, Ledger.done, os.fsync
 
-    def appended(self, file, kind, line):
-        append(self, Torn(file, point, f"a line of kind {kind}"), kind, line)
+    def appended(self, file, kind, *lines):
+        append(self, Torn(file, point, f"a line of kind {kind}"), kind, *lines)
 
     def opened(self, *arguments, **options):
         point("before the ledger")
-        release = open_(self, *arguments, **options)
+        releases = open_(self, *arguments, **options)
         point("after the ledger")
-        return release
+        return releases
 
-    def finished(self, release):
+    def finished(self, *releases):
         point("before done")
-        done(self, release)
+        done(self, *releases)
         point("after done")
 
     def synced(handle):
@@ -112,7 +112,7 @@ def instrument(point: Points, noised: Path) -> None:
 
         return made
 
-    Ledger._append, Ledger.open, Ledger.done, os.fsync = appended, opened, finished, synced
+    Ledger._append, Ledger.open_all, Ledger.done, os.fsync = appended, opened, finished, synced
     gaussian.noisy_mean = watched(gaussian.noisy_mean)
     gaussian.noisy_total = watched(gaussian.noisy_total)
     gaussian.noisy_trimmed_mean = watched(gaussian.noisy_trimmed_mean)

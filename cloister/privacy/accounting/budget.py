@@ -1,6 +1,6 @@
 """Privacy budgets: every release is recorded first, and refused if it would exceed the limit.
 
-    limits (ε, δ) ──▶ PrivacyBudget over a Store ──▶ require(events) ──▶ spend / release
+    limits (ε, δ) ──▶ PrivacyBudget over a Store ──▶ require(events) ──▶ spend / release / recorded
 
 A budget is about one unit: a client, an example or a group of examples under (ε, δ), or a neighbourhood under a limit
 of leakage. A store contains the spending: a ledger on disk, or the state that a simulated node keeps between messages.
@@ -36,7 +36,7 @@ from cloister.privacy.accounting.filters import (
     filter_for,
     largest_share,
 )
-from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.ledger import Ledger, Opening
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Relation, Unit
 from cloister.utils import check
 from cloister.utils.arrays import State
@@ -87,23 +87,14 @@ class Store(Protocol):
             relation: neighbouring relation of datasets.
         """
 
-    def open(
-        self,
-        event: Event,
-        unit: Unit,
-        run: str,
-        server_round: int,
-        allow: Callable[[], None],
-        mechanism: str,
-        clip: float,
-    ) -> str:
-        """Record a release that is about to be made, unless `allow` raises.
+    def open_all(self, openings: Sequence[Opening], allow: Callable[[], None]) -> list[str]:
+        """Record releases that are about to be made, unless `allow` raises.
 
-        Args: as `Ledger.open`.
+        Args: as `Ledger.open_all`.
         """
 
-    def done(self, release: str) -> None:
-        """Record that an opened release was handed on."""
+    def done(self, *releases: str) -> None:
+        """Record that opened releases were handed on."""
 
 
 AnyStore = TypeVar("AnyStore", bound=Store)
@@ -204,9 +195,9 @@ class PrivacyBudget(Generic[AnyStore]):
             )
         self._opened |= opened
 
-    def record_unprotected(self, reason: str) -> None:
+    def record_unprotected(self: "PrivacyBudget[Ledger]", reason: str) -> None:
         """Record a release without a guarantee; no budget over the same data can cover it."""
-        self.ledger.open(Unaccounted(reason), self.unit, self.run, 0, lambda: None, "", 0.0)
+        self.ledger.open(Unaccounted(reason), self.unit, self.run, 0, lambda: None)
 
     def account(self) -> Account:
         """Return the composition of all releases in the store about this unit."""
@@ -330,11 +321,15 @@ class PrivacyBudget(Generic[AnyStore]):
             BudgetExhausted: it would exceed the budget; nothing is recorded.
             LedgerError: it cannot be recorded.
         """
-        release = self.ledger.open(
-            event, self.unit, self.run, server_round, lambda: self.require([event]), mechanism, clip
-        )
-        self._opened.add(release)
+        (release,) = _open([(self, [self.opening(event, server_round, mechanism, clip)])])
         return release
+
+    def opening(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> Opening:
+        """Return a release about this unit in this run, for `recorded`.
+
+        Args: as `spend`.
+        """
+        return Opening(event, self.unit, self.run, server_round, mechanism, clip)
 
     @contextmanager
     def release(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> Iterator[None]:
@@ -352,9 +347,48 @@ class PrivacyBudget(Generic[AnyStore]):
             BudgetExhausted: it would exceed the budget; the block is not entered.
             LedgerError: it cannot be recorded; the block is not entered.
         """
-        release = self.spend(event, server_round, mechanism, clip)
+        with recorded([(self, [self.opening(event, server_round, mechanism, clip)])]):
+            yield
+
+
+Planned = Sequence[tuple[PrivacyBudget[AnyStore], Sequence[Opening]]]
+"""Releases that are about to be made together, by the budget that covers them. All budgets are over one store."""
+
+
+@contextmanager
+def recorded(planned: Planned[AnyStore]) -> Iterator[None]:
+    """Record releases about one unit or several around the block that makes them.
+
+    All are charged when the block is entered, by one write to the store, or none is. They are marked as handed on at
+    exit, by one more.
+
+    Args:
+        planned: the releases; possibly none.
+
+    Raises:
+        BudgetExhausted: a budget does not cover its releases; the block is not entered.
+        LedgerError: they cannot be recorded; the block is not entered.
+    """
+    if not any(openings for _, openings in planned):
         yield
-        self.ledger.done(release)
+        return
+    releases = _open(planned)
+    yield
+    planned[0][0].ledger.done(*releases)
+
+
+def _open(planned: Planned[AnyStore]) -> list[str]:
+    """Record releases that are about to be made, and return their ids in the store."""
+
+    def allow() -> None:
+        for budget, openings in planned:
+            budget.require([opening.event for opening in openings])
+
+    releases = planned[0][0].ledger.open_all([opening for _, openings in planned for opening in openings], allow)
+    budgets = [budget for budget, openings in planned for _ in openings]
+    for budget, release in zip(budgets, releases, strict=True):
+        budget._opened.add(release)
+    return releases
 
 
 MAX_EVENTS = 16

@@ -13,6 +13,11 @@ After a crash, a release may be charged that was never made, but every release t
 crash tore is the last one and has no newline. Its release cannot have been made, because its sync never returned.
 Readers ignore such a line, and the next writer removes it.
 
+The releases of a message have one write and one sync for all `open` lines, and one for all `done` lines. `open_all` and
+`done` return after the sync, and change the state in memory after it. So a caller that opens before it draws noise lets
+no release out whose charge is not on disk. A head that it reads after `done`, without a refresh, is the hash of a line
+on disk. If a crash tears such a write, its whole lines count.
+
 Times are days: if the draw of a cohort is secret, the seconds between two lines would reveal its size.
 """
 
@@ -80,6 +85,18 @@ class Entry:
     event: Event
     time: float
     done: bool = False
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Release that is about to be made; attributes as in `Entry`."""
+
+    event: Event
+    unit: Unit
+    run: str
+    round: int
+    mechanism: str = ""
+    clip: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -244,30 +261,39 @@ class Ledger:
         mechanism: str = "",
         clip: float = 0.0,
     ) -> str:
-        """Record a release that is about to be made; it is charged when this method returns.
+        """Record one release; see `open_all`.
 
         Args:
-            event: of the release.
-            unit: of privacy.
-            run, server_round: of the release.
+            event, unit, run, server_round, mechanism, clip: as in `Opening`.
+            allow: as in `open_all`.
+        """
+        (release,) = self.open_all([Opening(event, unit, run, server_round, mechanism, clip)], allow)
+        return release
+
+    def open_all(self, openings: Sequence[Opening], allow: Callable[[], None]) -> list[str]:
+        """Record releases that are about to be made; all are on disk and charged when this method returns.
+
+        Args:
+            openings: the releases.
             allow: is called with the file locked against other processes and all of their lines read; raises
                 `BudgetExhausted` to refuse.
-            mechanism, clip: for readers of the ledger.
 
         Returns:
-            The release's id, for `done`.
+            An id of each release, for `done`.
 
         Raises:
             BudgetExhausted: `allow` refused; nothing is written.
-            LedgerError: the file is not an unbroken ledger, or the line cannot be written.
+            LedgerError: the file is not an unbroken ledger, or the lines cannot be written.
         """
-        release = uuid4().hex
-        content = {"release": release, "run": run, "round": server_round, "unit": unit, "event": to_json(event)}
-        content |= {"mechanism": mechanism, "clip": clip}
+        releases = [uuid4().hex for _ in openings]
+        lines = [
+            {**vars(opening), "release": release, "event": to_json(opening.event)}
+            for release, opening in zip(releases, openings, strict=True)
+        ]
         with self._locked() as file:
             allow()
-            self._append(file, "open", content)
-        return release
+            self._append(file, "open", *lines)
+        return releases
 
     def relation_of(self, unit: Unit, relation: Relation) -> Relation:
         """Return the relation for which budgets about a unit are kept.
@@ -319,12 +345,16 @@ class Ledger:
         with self._locked() as file:
             self._append(file, "place", {"place": place, "others": list(others)})
 
-    def done(self, release: str) -> None:
-        """Record that an opened release was handed on."""
+    def done(self, *releases: str) -> None:
+        """Record that opened releases were handed on; it is on disk when this method returns.
+
+        Raises:
+            LedgerError: one was never opened, or the lines cannot be written.
+        """
         with self._locked() as file:
-            if release not in self._entries:
-                raise LedgerError(f"{self.path}: release {release} was never opened")
-            self._append(file, "done", {"release": release})
+            if unknown := set(releases) - self._entries.keys():
+                raise LedgerError(f"{self.path}: release {min(unknown)} was never opened")
+            self._append(file, "done", *({"release": release} for release in releases))
 
     def sync(self) -> None:
         """Wait until the disk has every line, for instance of a crashed process.
@@ -350,16 +380,20 @@ class Ledger:
         except OSError as error:
             raise LedgerError(f"{self.path}: the ledger cannot be written: {error.strerror}") from error
 
-    def _append(self, file: IO[bytes], kind: str, content: Mapping[str, object]) -> None:
-        """Write a line and wait until the disk has it."""
-        line = {"v": VERSION, "seq": self._count, "time": today(), "kind": kind, **content}
-        line["previous"] = self._last_hash
-        line["hash"] = line_hash(line)
-        # Parse the line first: a line that readers would refuse is not written.
-        item = self._item_of(line)
-        data = (json.dumps(line, sort_keys=True) + "\n").encode()
+    def _append(self, file: IO[bytes], kind: str, *contents: Mapping[str, object]) -> None:
+        """Write lines of one kind and wait until the disk has all of them."""
+        made: list[tuple[JsonTable, Entry | Budget | Place]] = []
+        data, previous = b"", self._last_hash
+        for number, content in enumerate(contents, start=self._count):
+            line: JsonTable = {"v": VERSION, "seq": number, "time": today(), "kind": kind, **content}
+            line["previous"] = previous
+            line["hash"] = previous = line_hash(line)
+            # Parse each line first: a line that readers would refuse is not written.
+            made.append((line, self._item_of(line)))
+            data += (json.dumps(line, sort_keys=True) + "\n").encode()
         self._write(file, data)
-        self._take(line, item)
+        for line, item in made:
+            self._take(line, item)
         self._offset += len(data)
 
     def _write(self, file: IO[bytes], data: bytes) -> None:
