@@ -4,7 +4,9 @@ A registry has a table of built-ins in the code, and the entry points of install
 in the code because a node that receives the app over the network has no entry points of Cloister.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -62,8 +64,10 @@ class Registry:
         if name not in table:
             raise self.unknown(name, table)
         try:
-            with quiet_libraries():  # a plugin's module may import TensorFlow
-                return EntryPoint(name, table[name], self.group).load()
+            point = EntryPoint(name, table[name], self.group)
+            # A plugin's module may import TensorFlow.
+            with nullcontext() if point.module in sys.modules else quiet_libraries():
+                return point.load()
         except PluginError as error:  # of a base class of Cloister's, which names the class and the remedy
             raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {error}") from None
         except Exception as error:  # a plugin's module may raise anything, and its text may hold anything

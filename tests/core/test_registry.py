@@ -111,3 +111,9 @@ def test_every_kind_of_plugin_has_a_group_of_its_own():
     groups = [known.group for known in (STRATEGIES, DISTANCES, TASKS, TRAINERS, PRIVATE_TRAINERS)]
     assert len(set(groups)) == len(groups)
     assert all(group.startswith("cloister.") for group in groups)
+
+
+def test_an_imported_plugin_is_loaded_without_silencing_standard_error(things, install, monkeypatch):
+    install()
+    monkeypatch.setattr(registry, "quiet_libraries", lambda: pytest.fail("standard error was replaced"))
+    assert things.load("path") is Path

@@ -28,8 +28,12 @@ from support import failures
 
 from cloister.client.app import app
 from cloister.client.policy import CHECKED_BUNDLE, Policy
+from cloister.client.trainers import PRIVATE_TRAINERS
 from cloister.deploy.warm import executor, node
 from cloister.flower.messages import assume_run
+from cloister.tasks import TASKS
+from cloister.training.trainers import TRAINERS
+from cloister.utils import registry
 from cloister.utils.errors import ConfigError, FederationError, PolicyError
 
 BUNDLE = b"an app bundle"
@@ -114,6 +118,17 @@ def test_children_with_the_app_of_their_parent_have_noise_of_their_own(children)
 
 def test_a_child_ends_where_its_work_ends(children):
     assert children["statuses"] == ENDS and children["afterwards"] == ["the end of the parent"]
+
+
+def test_a_child_need_not_read_the_entry_points_of_all_packages(monkeypatch):
+    registries = TASKS, TRAINERS, PRIVATE_TRAINERS
+    monkeypatch.setattr(executor.gc, "freeze", lambda: None)
+    monkeypatch.setattr(executor.importlib, "import_module", lambda name: None)
+    for plugins in registries:
+        monkeypatch.delitem(vars(plugins), "_table", raising=False)
+    executor.warm_up([])
+    monkeypatch.setattr(registry, "entry_points", lambda group: pytest.fail(f"{group} was read again"))
+    assert all(plugins.names() for plugins in registries)
 
 
 class TestBundles:

@@ -117,13 +117,22 @@ def warm_up(frameworks: Sequence[str]) -> None:
     """Import the libraries of clients without computing anything.
 
     If this process computes first, its forked children may hang. So PyTorch starts its threads in each child, and a
-    child alone initialises CUDA, which a fork does not survive.
+    child alone initialises CUDA, which a fork does not survive. Plugins that are installed later need a restart.
 
     Args:
         frameworks: names of `FRAMEWORKS`; of these, the installed ones are imported.
+
+    Raises:
+        PluginError: two plugins claim one name.
     """
     for name in LIBRARIES:
         importlib.import_module(name)
+    from cloister.client.trainers import PRIVATE_TRAINERS
+    from cloister.tasks import TASKS
+    from cloister.training.trainers import TRAINERS
+
+    for plugins in (TASKS, TRAINERS, PRIVATE_TRAINERS):
+        plugins.names()  # reads the entry points of all installed packages
     for name in [name for framework, names in FRAMEWORKS.items() if framework in frameworks for name in names]:
         try:
             with quiet_libraries():

@@ -12,6 +12,7 @@ from support import failures
 from cloister.privacy.mechanisms.discrete.tables import (
     DEPTH,
     LEFT_OVER,
+    PRECISION,
     Missing,
     blocks_in_order,
     cumulated,
@@ -149,7 +150,7 @@ def test_a_position_is_told_only_where_the_bits_decide():
 
 def test_a_number_between_the_bounds_of_a_threshold_is_undecided(monkeypatch):
     """Bounds of two thresholds at 1/4 ± 1/64 and 1/2 ± 1/64, in units of 2^-6."""
-    missing = Missing(Fraction(1, 1 << 17), [0])
+    missing = Missing(Fraction(1, 1 << 17), [0], ([], []))
     monkeypatch.setattr(
         missing, "bounds", lambda bits: ([15 << bits - 6, 31 << bits - 6], [17 << bits - 6, 33 << bits - 6])
     )
@@ -158,11 +159,12 @@ def test_a_number_between_the_bounds_of_a_threshold_is_undecided(monkeypatch):
 
 
 @pytest.mark.parametrize("given", [[5_000_000, 11_000_000], [6_000_000, 6_000_000, 12_500_000]])
-def test_thresholds_of_any_counts_lie_between_their_bounds(given):
+@pytest.mark.parametrize("bits", [PRECISION, 160])
+def test_thresholds_of_any_counts_lie_between_their_bounds(given, bits):
     """Also where the last block that the tables know gets something of them."""
-    rate, bits = Fraction(1, 1 << 17), 192
+    rate = Fraction(1, 1 << 17)
     upto, rest = blocks_up_to(rate)[1], 2**32 - given[-1]
-    low, high = Missing(rate, given).bounds(bits)
+    low, high = Missing(rate, given, cumulated(rate, PRECISION)).bounds(bits)
     for at in [*range(6), *range(6, len(low), 501)]:
         threshold = (2**32 * upto[at] - given[min(at, len(given) - 1)]) / rest * 2**bits
         assert low[at] <= threshold <= high[at] < low[at] + 2**50, at

@@ -118,10 +118,11 @@ class Missing:
     Args:
         rate: 1/2s₀².
         given: G_b: the tables' share, of 2^32, of each block and the preceding ones. Further blocks have none.
+        first: `cumulated` of this rate in `PRECISION` bits.
     """
 
-    def __init__(self, rate: Fraction, given: Sequence[int]) -> None:
-        self._rate, self._given = rate, given
+    def __init__(self, rate: Fraction, given: Sequence[int], first: tuple[list[int], list[int]]) -> None:
+        self._rate, self._given, self._first = rate, given, first
         self._known: dict[int, tuple[list[int], list[int]]] = {}
 
     def bounds(self, bits: int) -> tuple[list[int], list[int]]:
@@ -131,7 +132,7 @@ class Missing:
         """
         if bits not in self._known:
             rest = (1 << 32) - self._given[-1]
-            low, high = cumulated(self._rate, bits)
+            low, high = self._first if bits == PRECISION else cumulated(self._rate, bits)
             given = [*self._given, *[self._given[-1]] * (len(low) - len(self._given))]
             least = [((total << 32) - (part << bits)) // rest for total, part in zip(low, given)]
             most = [-(((part << bits) - (total << 32)) // rest) for total, part in zip(high, given)]
@@ -199,13 +200,14 @@ def tables_of(scale: Fraction) -> Tables:
     low_bits = math.floor(scale).bit_length() - SMALLEST.bit_length()
     rate = Fraction(4**low_bits) / (2 * scale**2)
     # Lower bounds of each block's probability, in units of 2^-PRECISION.
-    low, high = cumulated(rate, PRECISION)
+    low, high = bounds = cumulated(rate, PRECISION)
     least = [max(total - before, 0) for total, before in zip(low, [0, *high])]
     first = _counts(least, 1 << PRECISION)
     left = (1 << INDEX_BITS) - sum(first)
     after = [(weight << INDEX_BITS) - (count << PRECISION) for weight, count in zip(least, first)]
     second = _counts(after, left << PRECISION)
-    missing = Missing(rate, list(accumulate((a << INDEX_BITS) + left * b for a, b in zip(first, second))))
+    given = list(accumulate((a << INDEX_BITS) + left * b for a, b in zip(first, second)))
+    missing = Missing(rate, given, bounds)
     # ⌊2^64·T⌋ of each threshold below 2^64 - 1, from ever closer bounds.
     bits, top = PRECISION, (1 << 64) - 1
     while True:
