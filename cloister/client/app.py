@@ -9,7 +9,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from logging import ERROR
 from typing import TypeVar
@@ -19,7 +19,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from cloister.client.budget import foresee_budget, keep_budget, keep_role
-from cloister.client.costs import plan_of, privacy_costs_of, unit_of
+from cloister.client.costs import PrivacyCost, plan_of, unit_of
 from cloister.client.data import local_data, task_of, tell_ungrouped
 from cloister.client.enforce import enforce_policy
 from cloister.client.ledgers import folder_unnamed, keeps_ledger, own_head
@@ -82,12 +82,12 @@ def reply_to(request: AnyRequest, node: Node, work: Work[AnyRequest]) -> Reply:
     masks = open_masks(request, node)
     keep_role(request, node)
     limit_leakage(request, node)
-    with keep_budget(request, node):  # the ledger comes before the release
+    with keep_budget(request, node) as charged:  # the ledger comes before the release
         count_leakage(request, node)
         reply = work(request, node)
         reply = add_local_noise(reply, request, node)
     reply = mask_update(reply, masks, request, node)
-    return attest(only_what_is_agreed(reply, request), request, node)
+    return attest(only_what_is_agreed(reply, request), charged, request, node)
 
 
 def refuse_scores(request: Request) -> None:
@@ -117,17 +117,23 @@ def only_what_is_agreed(reply: Reply, request: Request) -> Reply:
     return Reply(reply.arrays, {EXAMPLES: reply.metrics[EXAMPLES]} if counted else {})
 
 
-def attest(reply: Reply, request: Request, node: Node) -> Reply:
+def attest(reply: Reply, charged: Sequence[PrivacyCost], request: Request, node: Node) -> Reply:
     """State with a trained model what the client's own mechanism released; return every other reply as it is.
 
     The statement follows from the request, the policy and the configuration of the node. It depends on no example.
+
+    Args:
+        reply: to the request.
+        charged: what this reply was charged, which has the releases that are stated.
+        request: of the server.
+        node: that replies.
     """
     client, head = request.config.privacy.client, ""
     if not isinstance(request, TrainRequest) or not client.is_on:
         return reply
     # DP-SGD is about units; noise on the whole update is about the client, which comes first.
     unit = unit_of(request, node) if client.clips_gradients else "client"
-    (own,) = (cost for cost in privacy_costs_of(request, node) if cost.unit == unit)
+    (own,) = (cost for cost in charged if cost.unit == unit)
     size = plan_of(request, node).public_size if client.clips_gradients else 0
     allowed = node.policy.allowed_fabs if node.policy else ()
     checked = os.environ.get(CHECKED_BUNDLE) in allowed

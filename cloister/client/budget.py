@@ -108,8 +108,8 @@ ABSTAINS = (
 
 
 @contextmanager
-def keep_budget(request: Request, node: Node) -> Iterator[None]:
-    """Charge a reply before the block computes it; abstain beyond the node's budget.
+def keep_budget(request: Request, node: Node) -> Iterator[list[PrivacyCost]]:
+    """Charge a reply before the block computes it, and yield the charges; abstain beyond the node's budget.
 
     A node keeps a ledger if it has data of its own, a policy, or a setting that refers to a ledger. Any other node
     records the cost of its own noise in its state. Scores of a model carry no noise, so that a node with a budget sends
@@ -125,7 +125,7 @@ def keep_budget(request: Request, node: Node) -> Iterator[None]:
         PrivacyError: the node has recorded another role in the meantime.
     """
     if isinstance(request, KeepRequest):
-        yield  # no data leaves
+        yield []  # no data leaves
         return
     for name in ("max_epsilon", "max_example_epsilon") if isinstance(request, EvaluateRequest) else ():
         if getattr(node.config, name):
@@ -133,10 +133,11 @@ def keep_budget(request: Request, node: Node) -> Iterator[None]:
                 f"this node has a budget ({kebab(name)}), and scores on its examples would leave without noise"
             )
     with folder_unnamed(node.config), ExitStack() as stack:
+        ledger = ledger_of(node.config, request.config.task.name) if keeps_ledger(node.config) else None
         with _abstaining():
             planned = _required(request, node)
-            if keeps_ledger(node.config):
-                warn_of_other_names(node.config, request.config.task.name)
+            if ledger is not None:
+                warn_of_other_names(ledger, node.config, request.config.task.name)
             for budget, charge in planned:
                 if not _own_budget(charge, node.config):
                     # Only here: otherwise a server could fill the ledger with the budgets of refused runs.
@@ -149,12 +150,11 @@ def keep_budget(request: Request, node: Node) -> Iterator[None]:
                 for budget, charge in planned
             ]
             stack.enter_context(recorded([(budget, own) for (budget, _), own in zip(planned, openings, strict=True)]))
-        if keeps_ledger(node.config) and isinstance(request, TrainRequest):
-            ledger = ledger_of(node.config, request.config.task.name)
+        if ledger is not None and isinstance(request, TrainRequest):
             save_server_head(ledger.path, request)
             # Check again with this message counted, since others may have arrived concurrently.
             _refuse_beyond_today(ledger, node.policy, counted=1)
-        yield
+        yield [charge for _, charge in planned]
 
 
 def foresee_budget(request: ProtocolRequest, node: Node) -> None:

@@ -102,15 +102,17 @@ def place_of(node: NodeConfig, task: str) -> str:
     return _digested(task, f"{task} {'' if node.partition_id is None else node.partition_id}")
 
 
-def warn_of_other_names(node: NodeConfig, task: str) -> None:
+def warn_of_other_names(ledger: Ledger, node: NodeConfig, task: str) -> None:
     """Log and record, once in a process, other names of data at this place.
 
-    Args: as `identity_of`.
+    Args:
+        ledger: of the node.
+        node, task: as in `identity_of`.
 
     Raises:
         LedgerError: the ledger cannot be written.
     """
-    _warned(ledger_of(node, task), place_of(node, task))
+    _warned(ledger, place_of(node, task))
 
 
 @lru_cache(maxsize=4096)
