@@ -79,11 +79,14 @@ def why_in_turn(error: Exception, model: Network) -> str:
     return f"{layer_at(error, model, 'the model or its loss')} fails with several examples: {explained(error)}"
 
 
-def refuse(model: Network, loss: Loss, probe: Probe) -> None:
+def refuse(model: Network, loss: Loss, probe: Probe) -> tuple[tf.Graph, Unproved | None]:
     """Refuse a model that DP-SGD cannot train.
 
     Args:
         model, loss, probe: as in `step.DpSgd`.
+
+    Returns:
+        The graph of the losses of several examples, and why it is not proved to keep them apart; None if it is.
 
     Raises:
         UnsupportedModel: the model cannot be trained with DP-SGD, with the reason and the replacement.
@@ -128,8 +131,9 @@ def refuse(model: Network, loss: Loss, probe: Probe) -> None:
             "gradient of its own; use a layer that works on each example alone, as GroupNormalization does for "
             "BatchNormalization"
         ) from found
-    except Unproved:
-        pass  # units in turn do not meet
+    except Unproved as found:
+        return graph, found  # units in turn do not meet
+    return graph, None
 
 
 def _reasons(layer: Layer) -> Iterator[str]:

@@ -42,6 +42,12 @@ CONVOLUTION = ("Conv", "DepthwiseConv")
 """Prefixes of operations for which XLA has slower code than TensorFlow, and compiles for a minute."""
 
 
+def suits_xla(graph: tf.Graph) -> bool:
+    """Return whether XLA has code for a graph of losses that is as fast as TensorFlow's."""
+    every = (operation for own in with_functions(graph) for operation in own.get_operations())
+    return not any(operation.type.startswith(CONVOLUTION) for operation in every)
+
+
 class _Unit(NamedTuple):
     """One unit.
 
@@ -78,13 +84,13 @@ class InTurn:
 
     Args:
         model, loss, probe, batch_size, group_cap: as in `step.DpSgd`.
+        fused: whether XLA compiles the loop, if it can; `suits_xla` says for which graphs it is worth it.
 
     Attributes:
         model: as given.
         places: largest number of units in a call.
         threads: number of concurrent calls.
         overstatement: η, of sums in double precision.
-        graph: of a call, as it was traced.
 
     Guarantee: a unit's contribution is a function of the unit, its random numbers and the weights. Its L2 norm is at
         most the bound. This assumes that equal inputs give equal results, and nothing about rows of a batch.
@@ -96,17 +102,18 @@ class InTurn:
     method = "in turn"
     in_fixed_places = False
 
-    def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
+    def __init__(
+        self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int, fused: bool = True
+    ) -> None:
         self.kernels: dict[str, str] = {}
         self.model, self._cap, self.places = model, group_cap, min(places_of(batch_size), AT_ONCE)
         self._loss, self._probe = loss, probe
         self._variables = model.trainable_variables
         self._size = sum(math.prod(variable.shape) for variable in self._variables)
         self.overstatement = SLACK
-        self.threads = 1
         self._wide: list[int] = []
         with as_traced():
-            self._compiled = self._compile()
+            self._compiled = self._compile(fused)
 
     def seeds(self, draws: Draws) -> NDArray[np.int64]:
         """Return the seeds of a call, separate ones for each unit."""
@@ -135,38 +142,36 @@ class InTurn:
         table[: len(rows)] = cast(rows, like.dtype)
         return tf.constant(table.reshape(self.places, self._cap, *rows.shape[1:]))
 
-    def _compile(self) -> Compiled:
+    def _compile(self, fused: bool) -> Compiled:
         """Return the compiled loop.
 
         XLA compiles it to one program, which uses one core. So several calls of fewer places run concurrently. With
         wide layers there is one call at a time, since each call multiplies all kept inputs and deltas. A call without
-        units compiles the program, and computes no unit.
+        units compiles the program, and computes no unit. Where XLA has no support, TensorFlow runs the loop.
         """
-        self._traced_unit = self._trace_unit(fused=False)
-        plain = tf.function(self._sums, input_signature=self._signature(), autograph=False).get_concrete_function()
-        self.graph = plain.graph
-        for graph in (self._traced_unit.graph, self.graph):
-            refuse_effects(graph, self.model)
-        every = (operation for own in with_functions(self.graph) for operation in own.get_operations())
-        if any(operation.type.startswith(CONVOLUTION) for operation in every):
-            return plain
-        whole, self.threads = self.places, 1 if self._wide else THREADS
-        self.places = -(-whole // self.threads)
-        signature = self._signature()
-        fused = tf.function(self._sums, input_signature=signature, autograph=False, jit_compile=True)
+        whole = self.places
         try:
-            self._traced_unit = self._trace_unit(fused=True)
-            fused(*tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), signature))
+            self._traced_unit = self._trace_unit(fused)
+            self.threads = THREADS if fused and not self._wide else 1
+            self.places = -(-whole // self.threads)
+            signature = self._signature()
+            loop = tf.function(self._sums, input_signature=signature, autograph=False, jit_compile=fused)
+            compiled = loop.get_concrete_function()
+            if fused:
+                compiled(*tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), signature))
         except Exception:  # XLA and TensorFlow raise exceptions of many kinds for missing support
-            self.places, self.threads = whole, 1
-            return plain
-        refuse_effects(self._traced_unit.graph, self.model)  # a layer may act otherwise under XLA
-        return fused
+            if not fused:
+                raise
+            self.places = whole
+            return self._compile(fused=False)
+        for graph in (self._traced_unit.graph, compiled.graph):
+            refuse_effects(graph, self.model)
+        return compiled
 
     def _trace_unit(self, fused: bool) -> Compiled:
         """Return the graph of one unit's gradients, from the weights and its part of a call.
 
-        TensorFlow traces the gradient of a loop otherwise if XLA compiles it (`fused`).
+        TensorFlow traces the gradient of a loop otherwise if XLA compiles it (`fused`), and so may a layer.
         """
         values = [tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables]
         *of_units, _ = self._signature()

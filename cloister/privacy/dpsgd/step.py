@@ -19,7 +19,7 @@ from cloister.privacy.dpsgd.checks import (
 from cloister.privacy.dpsgd.clipped_sums import ClippedSums
 from cloister.privacy.dpsgd.descent import Descent, StepCounts
 from cloister.privacy.dpsgd.in_rows import InRows
-from cloister.privacy.dpsgd.in_turn import InTurn
+from cloister.privacy.dpsgd.in_turn import InTurn, suits_xla
 from cloister.privacy.dpsgd.nested import Examples, Probe, as_probed, take
 from cloister.privacy.dpsgd.tracing import Loss, made_up
 from cloister.utils import check
@@ -96,11 +96,14 @@ class DpSgd(Descent):
 def engine_of(model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> tuple[InRows | InTurn, str]:
     """Return the engine of a model, and the reason for which units are not computed in rows; empty if they are."""
     with as_unsupported_model(model):
-        refuse(model, loss, probe)
+        graph, unproved = refuse(model, loss, probe)
         try:
+            if unproved is not None:  # then no gradient of these losses is proved
+                raise unproved
             return InRows(model, loss, probe, batch_size, group_cap), ""
         except Exception as error:  # not isolated, not captured, or not traceable in rows: one unit is traceable
-            return InTurn(model, loss, probe, batch_size, group_cap), why_in_turn(error, model)
+            in_turn = InTurn(model, loss, probe, batch_size, group_cap, suits_xla(graph))
+            return in_turn, why_in_turn(error, model)
 
 
 def _shared(array: NDArray) -> Tensor:

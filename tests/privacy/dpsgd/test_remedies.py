@@ -59,7 +59,7 @@ REFUSED = [
     (lambda: small(named(Printing)), "(Printing) uses EagerPyFunc"),
 ]
 IN_TURN = [
-    (lambda: functional((4, 3), lambda x: head(layers.SimpleRNN(2, name="mine")(x))), "While, which"),
+    (lambda: functional((4, 3), lambda x: head(layers.SimpleRNN(2, name="mine")(x))), "has no rule"),
     (lambda: small(named(Doubled)), "'mine/scale' is used by Square"),
 ]
 
