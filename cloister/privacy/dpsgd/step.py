@@ -1,14 +1,13 @@
 """DP-SGD on Keras models: the choice of an engine, and the optimizer."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import keras
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.privacy.dpsgd import batches
 from cloister.privacy.dpsgd.checks import (
     as_unsupported_model,
     refuse,
@@ -17,12 +16,11 @@ from cloister.privacy.dpsgd.checks import (
     why_in_turn,
 )
 from cloister.privacy.dpsgd.clipped_sums import ClippedSums
-from cloister.privacy.dpsgd.descent import Descent, StepCounts
+from cloister.privacy.dpsgd.descent import Descent
 from cloister.privacy.dpsgd.in_rows import InRows
 from cloister.privacy.dpsgd.in_turn import InTurn, suits_xla
-from cloister.privacy.dpsgd.nested import Examples, Probe, as_probed, take
+from cloister.privacy.dpsgd.nested import Probe
 from cloister.privacy.dpsgd.tracing import Loss, made_up
-from cloister.utils import check
 from cloister.utils.arrays import Compiled, Network, Optimizer, Tensor, Variable
 from cloister.utils.errors import ConfigError
 
@@ -129,30 +127,3 @@ def _descent(optimizer: Optimizer, variables: Sequence[Variable]) -> Compiled:
             return fused.get_concrete_function(*signature)
     # A concrete function is called without a look-up by the types of its arguments.
     return tf.function(apply, autograph=False).get_concrete_function(*signature)
-
-
-def train(
-    dp_sgd: DpSgd, x: Examples, y: Examples, *, steps: int, sampling: str = "poisson", seed: int | None = None
-) -> Iterator[StepCounts]:
-    """Take private steps on batches of these examples, and yield their counts.
-
-    Steps are taken on iteration: write `for counts in train(...)`.
-
-    Args:
-        dp_sgd: holds the model, and B, the expected size of a batch.
-        x, y: n ≥ B examples.
-        steps: number of steps. Each costs a Gaussian event, drawn by `Sampling("bounded-poisson", B/n)`.
-        sampling: `poisson`: each example takes part with probability B/n. `shuffle`: equal parts of a random order, for
-            comparison; no amplification may be claimed for it.
-        seed: of the batches, for tests; the operating system by default.
-
-    Raises:
-        ConfigError: the sampling is unknown, or there are fewer examples than a batch is expected to have.
-    """
-    check.one_of(("poisson", "shuffle"), sampling=sampling)
-    x, y, count = as_probed(x, y, dp_sgd.probe)
-    if sampling == "poisson":
-        drawn = batches.poisson(count, dp_sgd.batch_size / count, steps, seed)
-    else:
-        drawn = batches.shuffle(count, dp_sgd.batch_size, steps, seed)
-    return (dp_sgd.step(take(x, batch), take(y, batch)) for batch in drawn)
