@@ -11,8 +11,9 @@ kernel of a convolution has an input at each position of its output: the patch o
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -32,19 +33,23 @@ MAX_PAIRS = 1 << 24
 """Most pairs of positions in a choice from a table: each takes some 25 bytes."""
 
 
-class Part(Protocol):
+class Part(ABC):
     """Gradients of each of U units with respect to one variable.
 
     Attributes:
         kernel: the name of their form.
         held: tensors of leading size U from which all results are computed.
         holds_gradients: whether `held` are the gradients, so usually larger than a sum of them.
+        steps: of `back`, from what operations take to the variable, if they take it in parts, or in another shape or
+            order of axes. Norms are the same there.
     """
 
     kernel: str
     held: Sequence[Tensor]
-    holds_gradients: bool
+    holds_gradients = False
+    steps: Steps = ()
 
+    @abstractmethod
     def squared_norms(self) -> Tensor:
         """Return upper bounds of the units' squared L2 norms, shape (U,), double.
 
@@ -54,14 +59,24 @@ class Part(Protocol):
     def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
         """Return Σ factors[i]·gradient[i], in single or double precision.
 
+        Units of factor 0 are left out, since 0·∞ is not 0; with a pass over memory only if there are some.
+
         Args:
-            held: of one or several calls: as `held`, but of any number n of units. Rows of units without a finite
-                gradient are zeros, since 0·∞ is not 0.
-            factors: shape (n,), double; 0 for each such unit.
+            held: of one or several calls: as `held`, but of any number n of units.
+            factors: shape (n,), double; 0 for each unit without a finite gradient.
         """
+        counted, every = tf.where(factors > 0)[:, 0], [*held, factors]
+        *kept, own = tf.cond(
+            tf.size(counted) == tf.size(factors), lambda: every, lambda: [tf.gather(each, counted) for each in every]
+        )
+        return back(self._sum(kept, own), self.steps)
+
+    @abstractmethod
+    def _sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
+        """Return the weighted sum of what operations take, of units with factors above 0."""
 
 
-class PerUnit:
+class PerUnit(Part):
     """Gradients that are held separately: a tensor of shape (U, *variable.shape).
 
     The bound applies to the held gradients, so it holds for any rounding in their computation.
@@ -71,14 +86,13 @@ class PerUnit:
     holds_gradients = True
 
     def __init__(self, gradients: Tensor) -> None:
-        self.held: Sequence[Tensor] = [gradients]
+        self.held = [gradients]
 
     def squared_norms(self) -> Tensor:
         """Return upper bounds of the squared norms; see `Part`."""
         return squares(self.held[0])
 
-    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
-        """Return Σ factors[i]·gradient[i]; see `Part`."""
+    def _sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
         (gradients,) = held
         rows = tf.reshape(gradients, [-1, math.prod(gradients.shape[1:])])
         return tf.reshape(tf.matmul(tf.cast(factors, gradients.dtype)[None], rows), gradients.shape[1:])
@@ -136,28 +150,26 @@ def product(inputs: Tensor, deltas: Tensor) -> Tensor:
     return tf.matmul(inputs, deltas, transpose_a=True)
 
 
-class OuterProduct:
+class OuterProduct(Part):
     """Form for one position per unit, without any per-unit tensor of the size of the weights.
 
     No positions can cancel, so the bound on the norm is that on the roundings of a sum in single precision too.
     """
 
     kernel = "outer"
-    holds_gradients = False
 
     def __init__(self, inputs: Tensor, deltas: Tensor) -> None:
         self._inputs, self._deltas = inputs, deltas
-        self.held: Sequence[Tensor] = (inputs, deltas)
+        self.held = [inputs, deltas]
 
     def squared_norms(self) -> Tensor:
         """Return ‖a‖²·‖d‖²."""
         return squares(self._inputs) * squares(self._deltas)
 
-    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
-        """Return Aᵀ(f·D), the ordinary gradient of scaled deltas, without units of factor 0; see `Part`."""
-        counted = tf.where(factors > 0)[:, 0]
-        inputs, deltas, own = (tf.gather(each, counted) for each in (*held, factors))
-        return tf.matmul(_flat(inputs), _flat(rows_times(deltas, own)), transpose_a=True)
+    def _sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
+        """Return Aᵀ(f·D), the ordinary gradient of scaled deltas."""
+        inputs, deltas = held
+        return tf.matmul(_flat(inputs), _flat(rows_times(deltas, factors)), transpose_a=True)
 
 
 class Gram(OuterProduct):
@@ -207,11 +219,10 @@ def _flat(tensor: Tensor) -> Tensor:
     return tf.reshape(tensor, [-1, tensor.shape[-1]])
 
 
-class Table:
+class Table(Part):
     """Form of a table's gradients by unit, held as indices and deltas.
 
     Positions of one index can cancel, like positions of a product. So norms and sums are in double precision.
-    It is a `Part`.
 
     Args:
         indices: shape (U, T), from 0.
@@ -219,52 +230,25 @@ class Table:
         size: rows of the table.
 
     Raises:
-        NotCapturable: there are too many pairs of positions.
+        NotCapturable: there are too many pairs of positions; fewer are below `MAX_POSITIONS` too.
     """
 
     kernel = "embedding"
-    holds_gradients = False
 
     def __init__(self, indices: Tensor, deltas: Tensor, size: int) -> None:
-        if indices.shape[1] > MAX_POSITIONS:
-            raise NotCapturable(f"looked up at {indices.shape[1]} positions; at most {MAX_POSITIONS}")
         if indices.shape[0] * indices.shape[1] ** 2 > MAX_PAIRS:
             raise NotCapturable(f"looked up at {indices.shape[1]} positions, whose pairs take too much memory")
         self._indices, self._deltas, self._size = indices, tf.cast(deltas, tf.float64), size
-        self.held: Sequence[Tensor] = (self._indices, self._deltas)
+        self.held = [self._indices, self._deltas]
 
     def squared_norms(self) -> Tensor:
         """Return Σ d_s·d_t over pairs of one index + a part of the squared mass."""
         same = self._indices[:, :, None] == self._indices[:, None, :]
         return gram_squares(tf.cast(same, tf.float64), gram(self._deltas))
 
-    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
-        """Return Σ factors[i]·gradient[i]; see `Part`."""
+    def _sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
         indices, deltas = held
         return tf.math.unsorted_segment_sum(_flat(rows_times(deltas, factors)), tf.reshape(indices, [-1]), self._size)
-
-
-class Viewed:
-    """Form of a variable that operations take in parts, or in another shape or order of axes.
-
-    Norms are the same there. It is a `Part`.
-
-    Args:
-        part: of what the operations take.
-        steps: of `back`.
-    """
-
-    def __init__(self, part: Part, steps: Steps) -> None:
-        self._part, self._steps = part, steps
-        self.kernel, self.held, self.holds_gradients = part.kernel, part.held, part.holds_gradients
-
-    def squared_norms(self) -> Tensor:
-        """Return upper bounds of the squared norms; see `Part`."""
-        return self._part.squared_norms()
-
-    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
-        """Return Σ factors[i]·gradient[i]; see `Part`."""
-        return back(self._part.weighted_sum(held, factors), self._steps)
 
 
 def back(tensor: Tensor, steps: Steps, units: Sequence[int] = ()) -> Tensor:

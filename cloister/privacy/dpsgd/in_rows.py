@@ -12,7 +12,7 @@ same numbers with and without x.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 import keras
@@ -38,7 +38,7 @@ from cloister.privacy.dpsgd.tracing import (
     seeds_of,
     specs_of,
 )
-from cloister.privacy.dpsgd.uses import COPIES, GATHER, Gradient, Use, UseByUnits, part_of, uses_of
+from cloister.privacy.dpsgd.uses import COPIES, Gradient, Use, UseByUnits, part_of, uses_of
 from cloister.utils.arrays import Compiled, Network, Tensor, Variable
 from cloister.utils.rows import cast
 
@@ -57,11 +57,8 @@ class InRows:
         model, loss, probe, batch_size, group_cap: as in `step.DpSgd`.
 
     Attributes:
-        model: as given.
-        kernels: form of the gradients of each variable, by its path.
-        places: number of places for units in a call.
+        model: as given. Further ones are those of `clipped_sums.Engine`.
         at_once: P, number of units in a round of a call.
-        overstatement: η, of sums in single precision.
 
     Guarantee: the held data of the unit at a place are a function of the place, the unit and random numbers. Whether
         its computation raises an exception depends on the unit alone. Both assume that kernels keep rows apart in
@@ -101,7 +98,7 @@ class InRows:
             self.at_once = at_once
             self._rows = self._round()
         prove(self._rows.graph, self.at_once, self._rows.inputs[: self._of_units], self._rows.outputs)
-        self._compiled = self._traced(self._sums, None)
+        self._compiled = self._traced(self._sums, self._signature(None))
         for traced in (self._rows, self._compiled):
             refuse_effects(traced.graph, model)
         self.overstatement = overstatement(batch_size, self.places)
@@ -139,7 +136,7 @@ class InRows:
             found = self._sums(*tf.nest.map_structure(lambda tensor: tensor[None], (x, y, mask, seeds, bound)))
             return found, self._rows(x, y, mask, seeds, self._values())
 
-        return self._traced(both)
+        return self._traced(both, self._signature())
 
     @property
     def _of_units(self) -> int:
@@ -153,7 +150,7 @@ class InRows:
     def _values(self) -> list[Tensor]:
         return [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
 
-    def _signature(self, *outer: int | None) -> list[tf.TensorSpec]:
+    def _signature(self, *outer: int | None) -> list[object]:
         return [
             *(specs_of([*outer, self.at_once * self._cap], examples) for examples in self._probe),
             tf.TensorSpec([*outer, self.at_once, self._cap], tf.bool),
@@ -161,18 +158,15 @@ class InRows:
             tf.TensorSpec([*outer, self.at_once], tf.float64),
         ]
 
-    def _traced(self, computed: Callable[..., object], *outer: int | None) -> Compiled:
+    def _traced(self, computed: Callable[..., object], signature: list[object]) -> Compiled:
         # Functions compiled by a layer keep the options under which they are traced.
         with as_traced():
-            signature = self._signature(*outer)
             return tf.function(computed, input_signature=signature, autograph=False).get_concrete_function()
 
     def _round(self) -> Compiled:
         """Return the graph of a round, from its examples, mask and seeds, and the weights."""
         values = [tf.TensorSpec(each.shape, each.dtype) for each in self.model.trainable_variables]
-        signature = [*self._signature()[:-1], values]
-        with as_traced():
-            return tf.function(self._held, input_signature=signature, autograph=False).get_concrete_function()
+        return self._traced(self._held, [*self._signature()[:-1], values])
 
     def _held(self, x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, values: list[Tensor]) -> list[Tensor]:
         """Return the held tensors of each part, and the squared norms, shape (P,)."""
@@ -202,11 +196,6 @@ class InRows:
 
         uses = uses_of(total, values)
         self._each(uses, Use.refuse_unknown)
-        chosen = [each.output for own in uses for each in own if each.operation.type == GATHER]
-        free = {each.op.name for each, label in zip(chosen, labels_of(chosen), strict=True) if label is None}
-        if free:
-            uses = uses_of(total, values, free)
-            self._each(uses, Use.refuse_unknown)
         outputs = [use.output for own in uses for use in own]
         names = [output.name for output in outputs]
         deltas = dict(zip(names, tf.gradients(total, outputs), strict=True))
@@ -251,7 +240,7 @@ class InRows:
             sums = {id(variable): total for variable, total in zip(summed, totals, strict=True)}
             for variable, part in self._kept():
                 mine, held = held[: len(part.held)], held[len(part.held) :]
-                sums[id(variable)] = part.weighted_sum(found.cleaned(mine), found.factors)
+                sums[id(variable)] = part.weighted_sum(mine, found.factors)
             variables = self.model.trainable_variables
             in_order = [sums.get(id(each), tf.zeros(each.shape, each.dtype)) for each in variables]
             return in_order, found.clipped, found.non_finite
@@ -281,7 +270,7 @@ class InRows:
             for _, part in self._parts:
                 mine, held = held[: len(part.held)], held[len(part.held) :]
                 if part.holds_gradients:
-                    new.append(part.weighted_sum(found.cleaned(mine), found.factors))
+                    new.append(part.weighted_sum(mine, found.factors))
                 else:
                     kept += mine
             return (
@@ -311,24 +300,13 @@ class Clip(NamedTuple):
     """Factors of units, and counts.
 
     Attributes:
-        finite: whether a gradient and its squared norm are finite, shape (U,).
         factors: min(1, bound/‖gradient‖), shape (U,), double; 0 for non-finite units and empty places.
         clipped, non_finite: as in `Sums`.
     """
 
-    finite: Tensor
     factors: Tensor
     clipped: Tensor
     non_finite: Tensor
-
-    def cleaned(self, held: Sequence[Tensor]) -> list[Tensor]:
-        """Put zeros in the rows of non-finite units, with a pass over memory only if needed."""
-
-        def cleaned(tensor: Tensor) -> Tensor:
-            rows = tf.reshape(self.finite, [-1] + [1] * (len(tensor.shape) - 1))
-            return tf.where(rows, tensor, tf.zeros_like(tensor))
-
-        return list(tf.cond(tf.reduce_all(self.finite), lambda: [*held], lambda: list(map(cleaned, held))))
 
 
 def clip(squares: Tensor, real: Tensor, bound: Tensor) -> Clip:
@@ -345,7 +323,7 @@ def clip(squares: Tensor, real: Tensor, bound: Tensor) -> Clip:
     factors = tf.where(finite & real, bound / tf.maximum(norms, bound), tf.zeros_like(norms))
     factors = tf.where(factors < SMALLEST_FACTOR, tf.zeros_like(factors), factors)
     clipped = tf.math.count_nonzero(finite & real & (norms > bound))
-    return Clip(finite, factors, clipped, tf.math.count_nonzero(real & ~finite))
+    return Clip(factors, clipped, tf.math.count_nonzero(real & ~finite))
 
 
 def _shares(mask: Tensor) -> Tensor:

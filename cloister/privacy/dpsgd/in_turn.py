@@ -31,7 +31,7 @@ from cloister.privacy.dpsgd.tracing import (
     specs_of,
     with_functions,
 )
-from cloister.privacy.dpsgd.uses import Use, uses_of
+from cloister.privacy.dpsgd.uses import Use, is_overridden, uses_of
 from cloister.utils.arrays import Compiled, Network, Tensor
 from cloister.utils.rows import cast
 from cloister.utils.threads import THREADS
@@ -87,10 +87,7 @@ class InTurn:
         fused: whether XLA compiles the loop, if it can; `suits_xla` says for which graphs it is worth it.
 
     Attributes:
-        model: as given.
-        places: largest number of units in a call.
-        threads: number of concurrent calls.
-        overstatement: η, of sums in double precision.
+        model: as given. Further ones are those of `clipped_sums.Engine`.
 
     Guarantee: a unit's contribution is a function of the unit, its random numbers and the weights. Its L2 norm is at
         most the bound. This assumes that equal inputs give equal results, and nothing about rows of a batch.
@@ -276,5 +273,5 @@ def _is_wide(uses: list[Use]) -> bool:
         return False
     operation = uses[0].operation
     is_turned = operation.get_attr("transpose_a") or operation.get_attr("transpose_b")
-    is_plain = not is_turned and "_gradient_op_type" not in operation.node_def.attr
+    is_plain = not is_turned and not is_overridden(operation)
     return is_plain and operation.inputs[0].shape[0] == 1 and math.prod(uses[0].given.shape) >= WIDE

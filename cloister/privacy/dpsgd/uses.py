@@ -14,7 +14,7 @@ none. What is held is proved to be of one unit alone by `isolation`, on the grap
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import ascii_letters
 from typing import NamedTuple
@@ -23,19 +23,20 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from cloister.privacy.dpsgd.forms import Part, PerUnit, Table, Viewed, back, of_positions, product
+from cloister.privacy.dpsgd.forms import Part, PerUnit, Table, back, of_positions, product
+from cloister.privacy.dpsgd.isolation_rules import StaticValues
 from cloister.privacy.dpsgd.tracing import NotCapturable
 from cloister.utils.arrays import Tensor
 
 VIEWS = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StridedSlice", "Transpose")
-"""Operations that keep a number of their first input once, or drop it: a gradient keeps its norm on the way back."""
+"""Operations that keep a number of their first input once, or drop it: a gradient keeps its norm on the way back. A
+choice of rows is one too, if it gives the same block of rows to all units."""
 GATHER = "GatherV2"
 CONTRACTIONS = ("MatMul", "BatchMatMulV2", "Einsum")
 SUMS = ("AddV2", "BiasAdd")
 COPIES = ("BroadcastTo", "Tile")
 ELEMENTWISE = ("AddV2", "Div", "Maximum", "Minimum", "Mul", "Pow", "RealDiv", "SelectV2", "SquaredDifference", "Sub")
 """Operations that broadcast their inputs and combine them entry by entry."""
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 FEW_CHANNELS = 3
 """Most channels of a picture whose patches a convolution copies faster than a gather."""
 SMALL_PATCH = 100
@@ -71,19 +72,18 @@ class Use:
         kind = self.operation.type
         if kind not in (*CONTRACTIONS, *CONVOLUTIONS, *SUMS, *COPIES, *ELEMENTWISE, GATHER):
             raise NotCapturable(f"used by {kind}, which has no form for gradients of several examples at once")
-        if _is_overridden(self.operation):
+        if is_overridden(self.operation):
             raise NotCapturable(f"used by {kind} with a gradient of its own")
 
 
-def uses_of(total: Tensor, values: Sequence[Tensor], free: Collection[str] = ()) -> list[list[Use]]:
+def uses_of(total: Tensor, values: Sequence[Tensor]) -> list[list[Use]]:
     """Return the uses of each variable that can have an effect on the gradient of a total.
 
     Args:
         total: sum of losses.
         values: of the variables, in the same graph.
-        free: names of choices of rows that are views: those of the same rows for all units.
     """
-    needed = _differentiable(total)
+    needed, known = _differentiable(total), StaticValues()
     found: list[list[Use]] = []
     for value in values:
         own, todo = list[Use](), [(value, tuple[tf.Operation, ...]())]
@@ -93,8 +93,10 @@ def uses_of(total: Tensor, values: Sequence[Tensor], free: Collection[str] = ())
                 if operation.name not in needed:
                     continue
                 places = [place for place, each in enumerate(operation.inputs) if each.name == tensor.name]
-                moves = operation.type in VIEWS or operation.name in free
-                if moves and places == [0] and not _is_overridden(operation):
+                moves = operation.type in VIEWS or (
+                    operation.type == GATHER and known.of(operation.inputs[1]) is not None
+                )
+                if moves and places == [0] and not is_overridden(operation):
                     todo.append((operation.outputs[0], (*views, operation)))
                 else:
                     own += [Use(operation, place, views) for place in places]
@@ -102,7 +104,8 @@ def uses_of(total: Tensor, values: Sequence[Tensor], free: Collection[str] = ())
     return found
 
 
-def _is_overridden(operation: tf.Operation) -> bool:
+def is_overridden(operation: tf.Operation) -> bool:
+    """Return whether an operation has a gradient of its own."""
     return "_gradient_op_type" in operation.node_def.attr
 
 
@@ -175,18 +178,16 @@ class UseByUnits:
         Raises:
             NotCapturable: there is no form for them.
         """
-        kind, views = self.use.operation.type, self.use.views
-        chooses = [view.type for view in views].count(GATHER)
-        if chooses == 0 and kind in CONTRACTIONS:
+        kind = self.use.operation.type
+        if kind in CONTRACTIONS:
             return self._contracted()
-        if chooses == 0 and kind in CONVOLUTIONS:
+        if kind in CONVOLUTIONS:
             return CONVOLUTIONS[kind](self)
-        if chooses == 0 and kind == GATHER and self.use.place == 0:
+        if kind == GATHER and self.use.place == 0:
             return self._chosen()
-        if chooses < 2 and kind in (*SUMS, *COPIES, *ELEMENTWISE):
-            found = self._added() if kind in SUMS and not chooses else None
-            return found or self._copied()
-        raise NotCapturable(f"looked up by rows, and used by {kind}")
+        if kind in (*SUMS, *COPIES, *ELEMENTWISE):
+            return self._copied()
+        raise NotCapturable(f"used by {kind} as the indices of a choice")
 
     def by_unit(self, tensor: Tensor, axis: int | None = None) -> Tensor:
         """Return a tensor whose units are along an axis, by default that of the output, as (U, T, *other axes)."""
@@ -239,22 +240,11 @@ class UseByUnits:
         turn = ("transpose", tuple((ins + outs).index(letter) for letter in own))
         return Gradient(flat(inputs, of_inputs, ins), flat(deltas, of_deltas, outs), (apart, turn, *steps))
 
-    def _added(self) -> Gradient | None:
-        """Return the gradients of a sum whose last axes are those of the variable, or None for another sum."""
-        if self.use.operation.type == "BiasAdd" and self.use.operation.get_attr("data_format") != b"NHWC":
-            raise NotCapturable("added to channels in front of positions")
-        shape = list(self.use.given.shape)
-        while shape[:1] == [1]:
-            shape = shape[1:]
-        before = self.delta.shape.rank - len(shape)
-        if self.axis >= before or self.delta.shape[before:] != shape:
-            return None
-        deltas = tf.reshape(self.by_unit(self.delta), [self.units, -1, math.prod(shape)])
-        return Gradient(None, deltas, (("reshape", tuple(self.use.given.shape)), *_steps(self.use.views)))
-
     def _copied(self) -> Gradient:
         """Return the gradients with respect to a copy of the variable for each row of the operation's output."""
         operation, given, made = self.use.operation, self.use.given, self.delta
+        if operation.type == "BiasAdd" and operation.get_attr("data_format") != b"NHWC":
+            raise NotCapturable("added to channels in front of positions")
         shape = [1] * (made.shape.rank - given.shape.rank) + list(given.shape)
         fits = len(shape) == made.shape.rank and all(
             one in (1, all_) for one, all_ in zip(shape, made.shape, strict=True)
@@ -273,43 +263,20 @@ class UseByUnits:
         (rows,) = tf.gradients(again, copy, grad_ys=self.delta)
         if rows is None:
             raise NotCapturable(f"used by {operation.type} without a gradient")
-        whole = tf.reduce_sum(self.by_unit(rows), axis=1)
-        return self._behind(whole)
-
-    def _behind(self, whole: Tensor) -> Gradient:
-        """Return the gradients of what the operation takes as those of the variable, a choice of rows included."""
-        units, views = self.units, self.use.views
-        numbers = math.prod(self.use.given.shape)
-        place = next((number for number, view in enumerate(views) if view.type == GATHER), None)
-        if place is None:
-            steps = (("reshape", tuple(self.use.given.shape)), *_steps(views))
-            return Gradient(None, tf.reshape(whole, [units, 1, numbers]), steps)
-        table, indices, _ = views[place].inputs
-        _refuse_other_choices(views[place])
-        made = back(
-            tf.reshape(whole, [units, *self.use.given.shape]),
-            (*_steps(views[place + 1 :]), ("reshape", (math.prod(indices.shape), math.prod(table.shape[1:])))),
-            [units],
-        )
-        flat = tf.broadcast_to(tf.reshape(tf.cast(indices, tf.int32), [1, -1]), made.shape[:2])
-        return Gradient(flat, made, (("reshape", tuple(table.shape)), *_steps(views[:place])), table.shape[0])
+        whole = tf.reshape(tf.reduce_sum(self.by_unit(rows), axis=1), [self.units, 1, math.prod(given.shape)])
+        return Gradient(None, whole, (("reshape", tuple(given.shape)), *_steps(self.use.views)))
 
     def _chosen(self) -> Gradient:
         """Return the gradients of a table from which each unit chooses rows."""
-        table, indices, _ = self.use.operation.inputs
-        _refuse_other_choices(self.use.operation)
-        if self.axis >= indices.shape.rank:
+        table, indices, axis = self.use.operation.inputs
+        other = self.use.operation.get_attr("batch_dims") or tf.get_static_value(axis) != 0
+        if other or self.axis >= indices.shape.rank:
             raise NotCapturable("looked up along another axis than the first")
         units, numbers = self.units, math.prod(table.shape[1:])
         flat = tf.reshape(self.by_unit(tf.cast(indices, tf.int32)), [units, -1])
         deltas = tf.reshape(self.by_unit(self.delta), [units, -1, numbers])
         steps = (("reshape", tuple(table.shape)), *_steps(self.use.views))
         return Gradient(flat, deltas, steps, table.shape[0])
-
-
-def _refuse_other_choices(operation: tf.Operation) -> None:
-    if operation.get_attr("batch_dims") or tf.get_static_value(operation.inputs[2]) != 0:
-        raise NotCapturable("looked up along another axis than the first")
 
 
 def _letters(operation: tf.Operation) -> list[str]:
@@ -322,10 +289,10 @@ def _letters(operation: tf.Operation) -> list[str]:
     names = ("transpose_a", "transpose_b") if operation.type == "MatMul" else ("adj_x", "adj_y")
     terms = []
     for tensor, name, ends in zip(operation.inputs, names, ("xy", "yz"), strict=True):
-        outer = LETTERS[: operation.outputs[0].shape.rank - 2]
+        outer = ascii_letters[: operation.outputs[0].shape.rank - 2]
         outer = outer[len(outer) - (tensor.shape.rank - 2) :]
         terms.append(outer + (ends[::-1] if operation.get_attr(name) else ends))
-    return [*terms, LETTERS[: operation.outputs[0].shape.rank - 2] + "xz"]
+    return [*terms, ascii_letters[: operation.outputs[0].shape.rank - 2] + "xz"]
 
 
 def _steps(views: Sequence[tf.Operation]) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -337,28 +304,35 @@ def _steps(views: Sequence[tf.Operation]) -> tuple[tuple[str, tuple[int, ...]], 
             if order is None:
                 raise NotCapturable("transposed in an order that is computed")
             steps.append(("transpose", tuple(np.argsort(order).tolist())))
-        elif view.type == "StridedSlice":
-            steps += _steps_of_slice(view)
+        elif view.type in ("StridedSlice", GATHER):
+            steps += _steps_of_cut(view)
         else:
             steps.append(("reshape", tuple(view.inputs[0].shape)))
     return tuple(steps)
 
 
-def _steps_of_slice(view: tf.Operation) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the steps from a gradient of what a slice took back to one of its input, with zeros for all else."""
-    shape, places = tuple(view.inputs[0].shape), [tf.get_static_value(each) for each in view.inputs[1:]]
-    if any(each is None for each in places):
+def _steps_of_cut(view: tf.Operation) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the steps from a gradient of what was cut out back to one of the whole, with zeros for all else."""
+    whole, known = tuple(view.inputs[0].shape), StaticValues()
+    places = [place for place in map(known.of, view.inputs[1:]) if place is not None]
+    if len(places) < len(view.inputs) - 1 or (view.type == GATHER and view.get_attr("batch_dims")):
         raise NotCapturable("cut at places that are computed")
-    masks = {each.name: view.get_attr(each.name) for each in view.op_def.attr if each.name.endswith("_mask")}
-    numbers = np.arange(math.prod(shape)).reshape(shape)
-    with tf.init_scope():
-        taken = np.ravel(tf.strided_slice(numbers, *places, **masks))
+    numbers = np.arange(math.prod(whole)).reshape(whole)
+    if view.type == GATHER:
+        taken = np.ravel(np.take(numbers, places[0], axis=int(places[1])))
+    else:
+        masks = {each.name: view.get_attr(each.name) for each in view.op_def.attr if each.name.endswith("_mask")}
+        with tf.init_scope():
+            taken = np.ravel(tf.strided_slice(numbers, *places, **masks))
+    shape = whole or (1,)  # one number has an axis to be cut along
+    numbers = numbers.reshape(shape)
     ends = np.unravel_index(taken[[0, -1]], shape) if taken.size else ()
     block = tuple(slice(first, last + 1) for first, last in ends)
     if not taken.size or not np.array_equal(np.ravel(numbers[block]), taken):
         raise NotCapturable("cut in another way than to one block")
     around = [(int(first), int(size - last - 1)) for (first, last), size in zip(ends, shape, strict=True)]
-    return [("reshape", numbers[block].shape), ("pad", tuple(each for pair in around for each in pair))]
+    pad = ("pad", tuple(each for pair in around for each in pair))
+    return [("reshape", numbers[block].shape), pad, ("reshape", whole)]
 
 
 # Convolutions --------------------------------------------------------------------------------------------------------
@@ -462,6 +436,7 @@ def part_of(gradients: Sequence[Gradient]) -> Part:
         pairs = ([each.inputs for each in gradients], [each.deltas for each in gradients])
         inputs, deltas = (same[0] if len(same) == 1 else tf.concat(same, axis=1) for same in pairs)
         part = Table(inputs, deltas, first.size) if first.size else of_positions(inputs, deltas)
-        return Viewed(part, first.steps)
+        part.steps = first.steps
+        return part
     total, *rest = (each.whole() for each in gradients)
     return PerUnit(sum(rest, total))

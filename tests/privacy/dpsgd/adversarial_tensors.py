@@ -118,7 +118,7 @@ def compiled(name):
     def sums(inputs, deltas, bound):
         part = kind.part(inputs, deltas)
         clips = [clip(part.squared_norms(), real, bound) for real in present]
-        return [part.weighted_sum(own.cleaned(part.held), own.factors) for own in clips]
+        return [part.weighted_sum(part.held, own.factors) for own in clips]
 
     return tf.function(sums, input_signature=[*signature, tf.TensorSpec([], tf.float64)], autograph=False)
 

@@ -83,8 +83,9 @@ IN_ROWS = {
     "a convolution": own(convolved, (2, 3, 5), given=(9, 3)),
     "a scale and an offset": own(lambda x, w, b: x * w + b, (4,), (4,)),
     "one number": own(lambda x, w: x * w, ()),
+    "one number on an axis": own(lambda x, w: x * w[None], ()),
     "positions": own(lambda x, w: x + w, (5, 4)),
-    "rows of a table for all": own(lambda x, w: x * ops.take(w, [1, 3, 1, 0, 1], axis=0), (6, 4)),
+    "rows of a table for all": own(lambda x, w: x * ops.take(w, [1, 2, 3, 4, 5], axis=0), (6, 4)),
     "rows of a table for each": own(lambda x, w: ops.take(w, x, axis=0), (8, 3), given=(6,), dtype="int32"),
     "a token": own(token, (1, 1, 4)),
     "a choice of entries": own(hidden, (4,)),
@@ -136,6 +137,7 @@ IN_TURN = {
     "within a loop": (own(within_a_loop, (4, 4)), "mine/own0"),
     "a gradient of its own": (lambda: functional((5, 4), lambda x: head(Straight()(x))), "straight/own"),
     "copies of an example meet heads": (own(of_heads_by_copies, (2, 4, 3)), "repeated or added up in a product"),
+    "rows of a table again": (own(lambda x, w: x * ops.take(w, [1, 3, 1, 0, 1], axis=0), (6, 4)), "cut in another way"),
     "every second row": (own(lambda x, w: x @ w[::2], (8, 3)), "cut in another way than to one block"),
 }
 
