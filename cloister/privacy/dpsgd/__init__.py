@@ -21,7 +21,8 @@
     torch_checks  refuses modules and settings without a guarantee
     torch_in_turn one unit after another: any module
     torch_in_rows many units in calls of fixed shape, if `torch_isolation` proves that rows depend on one unit each
-    torch_tracing graphs of a module's losses and of the gradients of its rows; `torch_forms`: their norms and sums
+    torch_tracing the graph of a module's losses
+    torch_uses    the graph of the gradients of its rows; `torch_forms`: their norms and sums
     torch_calls   calls of a module for one unit, which leave no trace for the next
 
 Importing this package imports neither TensorFlow, Keras nor PyTorch.

@@ -1,7 +1,7 @@
 """Clipped sum of several units of a PyTorch module in computations of fixed shape.
 
 The argument is that of `in_rows`. A call has places for units, by the lot of `clipped_sums`. It is computed in rounds
-of P rows, place s in row s mod P, by one graph of one shape (`torch_tracing`). `torch_isolation` proves that each row
+of P rows, place s in row s mod P, by one graph of one shape (`torch_uses`). `torch_isolation` proves that each row
 of it depends on one unit alone. So the result held of unit x at place s is g(s mod P, x, ω). Each row of each round has
 its own random numbers ω, independent and of one law.
 
@@ -24,14 +24,8 @@ from cloister.privacy.dpsgd.nested import Probe, arrays_in, mapped
 from cloister.privacy.dpsgd.noise import ROOT, SMALLEST_FACTOR, most_at_once, overstatement
 from cloister.privacy.dpsgd.torch_calls import Loss, copies, equal_results, losses_of, seedable, tensors_of
 from cloister.privacy.dpsgd.torch_forms import joined, weighted
-from cloister.privacy.dpsgd.torch_tracing import (
-    HeldGraph,
-    NotCapturable,
-    Shape,
-    inputs_of,
-    losses_graph,
-    values_of,
-)
+from cloister.privacy.dpsgd.torch_tracing import NotCapturable, inputs_of, losses_graph, values_of
+from cloister.privacy.dpsgd.torch_uses import HeldGraph, Shape
 from cloister.utils.arrays import Network, Tensor
 
 USUAL = 16
