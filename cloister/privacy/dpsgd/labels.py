@@ -1,7 +1,7 @@
 """Labels of the tensors of a graph, by the units on whose data they depend, and the algebra of their axes.
 
 `isolation_rules` and `torch_isolation_rules` have a rule for each operation of their frameworks: it gives the labels of
-the outputs from those of the inputs. Whether an axis of units is kept, moved, reduced or lost is decided here, for both.
+the outputs from those of the inputs. Whether an axis of units is kept, moved or lost is decided here, for both.
 """
 
 import math
