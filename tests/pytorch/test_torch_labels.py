@@ -48,7 +48,37 @@ OF_MATRICES = {
         x.max(1)[0],
         F.prelu(x, W[0, :1]),
     ),
+    "several indices": lambda x: (
+        x.view(6, 2, 3)[:, [0, 1], [2, 0]],
+        x.view(6, 2, 3).transpose(0, 1)[[1, 0, 1], :, [2, 1, 0]],
+        x.view(6, 2, 3)[:, [[0], [1]], [2, 0]],
+        x[[0, 1], [2, 3]],
+    ),
+    "puts": lambda x: (
+        put(x, (slice(None), [1, 3]), x[:, :2].exp()),
+        put(torch.zeros(6, 6), ([1, 3],), x[:, :2].T),
+        put(torch.zeros(2, 6, 3), ([0, 1, 1], slice(None), [2, 0, 1]), x[:, 1:4].T),
+        put(torch.zeros(6, 6), (range(6), [1, 0, 3, 2, 5, 4]), x[:, 0]),
+        x.index_add(1, PLACES[0], W * x),
+        x.index_add(0, PLACES[0], W * x),
+        x.index_copy(1, PLACES[0, :2], x[:, 2:4]),
+        torch.slice_scatter(x, x[:, :3].exp(), 1, 2, 5),
+        torch.slice_scatter(W, x[:, :3], 1, 2, 5),
+        torch.select_scatter(x, x[:, 0].exp(), 1, 2),
+        torch.zeros(6, 6).scatter(1, PLACES, x),
+        W.scatter_add(1, PLACES, x),
+        W.scatter(0, PLACES[:2], x[:2]),
+    ),
 }
+
+
+def put(into, places, numbers):
+    """Return a tensor with some numbers at some places, as an assignment makes it."""
+    into = into.clone()
+    into[places] = numbers
+    return into
+
+
 OF_PIXELS = {
     "convolutions": lambda x: (F.conv2d(x, W.view(4, 3, 3, 1)), F.conv2d(x, W[:3].view(3, 1, 3, 2), groups=3)),
     "pools": lambda x: (F.max_pool2d(x, 2), F.avg_pool2d(x, 2), F.adaptive_avg_pool2d(x, 2), F.unfold(x, 2)),
@@ -82,6 +112,8 @@ UNPROVED = {
     "losses": {"result 4", "slope 4"},
     "losses of pixels": {"result 2", "slope 2"},
     "diagonals": {"slope 0", "slope 1"},
+    "several indices": {"result 3", "slope 3"},
+    "puts": {"result 3", "slope 3"},
 }
 """Numbers of results and slopes without a proved axis: they mix all units, or their backward has no rule."""
 

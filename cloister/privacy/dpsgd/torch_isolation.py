@@ -2,8 +2,9 @@
 
 `labels` follows the units from a graph's inputs through its operations. The graph consists of operations of ATen, as
 `make_fx` writes them down: all that PyTorch computes, forward and backward, in fixed shapes. `RULES` has a rule for an
-operation; an operation without one is refused as soon as an input depends on a unit. Elementwise operations are those
-that PyTorch tags so, and whose outputs have the shape of their inputs.
+operation. Elementwise operations are those that PyTorch tags so, and whose outputs have the shape of their inputs. Any
+other operation is refused, even if none of its inputs depends on a unit. It may return memory that still has numbers of
+a unit, the contents of a file, or a state of its own.
 
 Rules describe what an operation computes. As in `isolation_rules`, that a kernel computes each row of a call of fixed
 shape from this row alone is a premise. An index may raise an exception for integers of a unit's own data alone.
@@ -32,7 +33,7 @@ from cloister.privacy.dpsgd.torch_isolation_rules import (
 
 
 def refuse_effects(graph: Graph) -> None:
-    """Refuse a graph that writes to a tensor, draws random numbers or reads memory that is not initialized.
+    """Refuse a graph that writes to a tensor, draws random numbers or has another effect.
 
     Args:
         graph: without operations that no output needs.
@@ -49,8 +50,6 @@ def refuse_effects(graph: Graph) -> None:
     for node in called:
         if node.target._schema.is_mutable:
             raise unproved(node, "writes to a tensor")
-        if "empty" in name_of(node):
-            raise unproved(node, "gives memory that is not initialized")
         if not node.users:
             raise unproved(node, "has an effect")
 
@@ -111,14 +110,14 @@ def _label(node: Node, units: int, found: Mapping[Node, Any]) -> Any:
     own = [found[each] for argument in arguments.values() for each in tensors_in(argument)]
     refused = [label for label in own if isinstance(label, Refused)]
     several = isinstance(node.meta["val"], (list, tuple))
-    if refused or all(label is None for label in own):
+    rule: Rule | None = RULES.get(name_of(node)) or (elementwise if is_tagged(node.target) else None)
+    if rule is None and not refused:
+        refused = [Refused(unproved(node, "has no rule"))]
+    if rule is None or refused or all(label is None for label in own):
         label = refused[0] if refused else None
         return [label] * len(node.meta["val"]) if several else label
     step = Step(node, arguments, found, units)
     try:
-        rule: Rule | None = RULES.get(name_of(node)) or (elementwise if is_tagged(node.target) else None)
-        if rule is None:
-            raise unproved(node, "has no rule")
         made: Any = rule(step)
         if several and not isinstance(made, list):
             return [made] * len(node.meta["val"])

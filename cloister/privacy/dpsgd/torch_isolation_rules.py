@@ -77,7 +77,11 @@ class Step:
 
 Rule: TypeAlias = Callable[[Step], Label | Sequence[Label]]
 RULES: dict[str, Rule] = {}
-"""Rule of each operation with inputs of units, by the name of its overload. A rule gives a label for each output."""
+"""Rule of each operation, by the name of its overload. A rule gives a label for each output.
+
+It is called if an input has a label. Without one, it stands for this: the operation fills all that it returns, from its
+arguments alone.
+"""
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
@@ -141,7 +145,7 @@ def _refuse_computed(step: Step, name: str, count: int) -> None:
     todo = [(each, True) for each in tensors_in(step[name])]
     while todo:
         node, is_moved = todo.pop()
-        if step.found[node] is None or is_moved and _is_place(node, count):
+        if step.found[node] is None or (is_moved and _is_place(node, count)):
             continue
         value = node.meta["val"]
         is_whole = isinstance(value, torch.Tensor) and not value.is_floating_point()
@@ -190,8 +194,8 @@ SORTS = ("max.dim", "min.dim", "sort.default", "sort.stable", "topk.default")
     "_to_copy.default alias.default copy.default detach.default elu_backward.default fill.Scalar fill.Tensor "
     "floor_divide.default hardshrink_backward.default hardsigmoid_backward.default hardswish.default "
     "hardswish_backward.default hardtanh_backward.default leaky_relu_backward.default lift_fresh_copy.default "
-    "log_sigmoid_backward.default log_sigmoid_forward.default mish_backward.default softplus_backward.default "
-    "softshrink_backward.default"
+    "log_sigmoid_backward.default log_sigmoid_forward.default mish_backward.default prims.where.default "
+    "softplus_backward.default softshrink_backward.default"
 )
 def elementwise(step: Step) -> Rows:
     """Return the common label of inputs that are aligned at their last axes.
@@ -211,8 +215,13 @@ def elementwise(step: Step) -> Rows:
     return broadcast([step.found[each] for each in every], [len(shape_of(each)) for each in every])
 
 
-for _name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"):
-    RULES[f"{_name}.default"] = lambda step: None
+@_rule(
+    "arange.default arange.start arange.start_step eye.default eye.m full.default full_like.default linspace.default "
+    "new_full.default new_ones.default new_zeros.default ones.default ones_like.default scalar_tensor.default "
+    "zeros.default zeros_like.default"
+)
+def _filled(step: Step) -> None:
+    """Return the label of a tensor that is filled with constants; inputs give its shape and type alone."""
 
 
 @_rule(
@@ -453,6 +462,14 @@ def _put(step: Step) -> Label:
         kept = [axis for axis in range(len(step.shape())) if axis not in axes]
         values = Rows(kept[left], values.inner)
     return agreed([own, values]).outside(axes, "puts numbers of units at places of others", Unproved)
+
+
+@_rule("select_scatter.default")
+def _put_at_one(step: Step) -> Label:
+    """Return the common label of a tensor, and of numbers that are put at one place of one of its axes."""
+    axis, (own,), (values,) = step["dim"] % len(step.shape()), step.labels("self"), step.labels("src")
+    values = values.beside(axis) if isinstance(values, Rows) else values
+    return agreed([own, values]).outside({axis}, "puts numbers at a part of the units", Unproved)
 
 
 @_rule("nll_loss_forward.default nll_loss2d_forward.default nll_loss_backward.default nll_loss2d_backward.default")
