@@ -11,15 +11,17 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from cloister.audits.torch_kernels import MODELS, Residual, of_classes  # noqa: E402
+from cloister.privacy.dpsgd.batches import Draws  # noqa: E402
 from cloister.privacy.dpsgd.clipped_sums import ClippedSums  # noqa: E402
 from cloister.privacy.dpsgd.labels import Mixes, NotIsolated, Refused, Rows, Unproved  # noqa: E402
 from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR  # noqa: E402
 from cloister.privacy.dpsgd.torch_forms import of_positions  # noqa: E402
-from cloister.privacy.dpsgd.torch_in_rows import TorchInRows  # noqa: E402
+from cloister.privacy.dpsgd.torch_in_rows import USUAL, TorchInRows  # noqa: E402
 from cloister.privacy.dpsgd.torch_in_turn import TorchInTurn  # noqa: E402
 from cloister.privacy.dpsgd.torch_isolation import labels  # noqa: E402
 from cloister.privacy.dpsgd.torch_step import TorchDpSgd  # noqa: E402
-from cloister.privacy.dpsgd.torch_tracing import traced, values_of  # noqa: E402
+from cloister.privacy.dpsgd.torch_tracing import traced  # noqa: E402
 
 pytestmark = pytest.mark.torch
 S = 0.5
@@ -32,16 +34,12 @@ def one_thread():
     torch.manual_seed(5)
 
 
-def cross_entropy(y, outputs):
-    return nn.functional.cross_entropy(outputs, y, reduction="none")
-
-
 def batch(shape, size=9, seed=0):
     rng = np.random.default_rng(seed)
     return rng.standard_normal((size, *shape)).astype(np.float32), rng.integers(0, 3, size)
 
 
-def made(module, shape=(6,), loss=cross_entropy, cap=1, probe=None):
+def made(module, shape=(6,), loss=of_classes, cap=1, probe=None):
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     options = {"batch_size": B, "noise_multiplier": 1.0, "clipping_norm": S, "loss": loss, "optimizer": optimizer}
     step = TorchDpSgd(module, probe=probe or batch(shape, 3), group_cap=cap, **options)
@@ -53,82 +51,10 @@ def norm(arrays):
     return float(np.sqrt(sum(np.sum(np.square(array, dtype=np.float64)) for array in arrays)))
 
 
-class Scaled(nn.Module):
-    """Scales, shifts and appends what is trained."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Parameter(torch.randn(1, 1, 6))
-        self.place, self.scale = nn.Parameter(torch.randn(1, 5, 6)), nn.Parameter(torch.randn(6))
-
-    def forward(self, x):
-        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.place
-        return nn.functional.gelu(x * self.scale).flatten(1)
-
-
-class Residual(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return x + self.inner(x)
-
-
-class Attends(nn.MultiheadAttention):
-    def forward(self, x):
-        return super().forward(x, x, x)[0].mean(1)
-
-
-class Recurrent(nn.GRU):
-    def forward(self, x):
-        return super().forward(x)[1][0]
-
-
-class Heads(nn.Module):
-    """Multiplies each position by a matrix of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(2, 6, 8) / 3)
-
-    def forward(self, x):
-        return torch.einsum("bti,tio->bto", x, self.weight)
-
-
-def volumes():
-    up = nn.ConvTranspose3d(2, 2, 2, 2)
-    return nn.Sequential(nn.Conv3d(1, 2, 2), nn.InstanceNorm3d(2), nn.PReLU(), up, nn.Flatten(), nn.Linear(128, 3))
-
-
-def cnn():
-    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
-
-
-def normalised():
-    convolutions = nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 6, 3, 2, 2, groups=2)
-    return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LayerNorm(24), nn.Linear(24, 3))
-
-
 MODULES = {
-    "dense": (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), (6,)),
-    "frozen": (lambda: nn.Sequential(nn.Linear(6, 8).requires_grad_(False), nn.Tanh(), nn.Linear(8, 3)), (6,)),
-    "cnn": (cnn, (2, 6, 6)),
-    "norms and groups": (normalised, (2, 6, 6)),
-    "conv1d": (lambda: nn.Sequential(nn.Conv1d(2, 4, 3, dilation=2), nn.Flatten(), nn.Linear(8, 3)), (2, 6)),
-    "scaled": (lambda: nn.Sequential(Scaled(), nn.Linear(30, 3)), (4, 6)),
-    "dropout of nothing": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(1e-12), nn.Linear(8, 3)), (6,)),
-    "attention": (lambda: nn.Sequential(Attends(8, 2, batch_first=True), nn.Linear(8, 3)), (5, 8)),
-    "transformer": (
-        lambda: nn.Sequential(
-            nn.TransformerEncoderLayer(8, 2, 6, 1e-12, batch_first=True), nn.Flatten(), nn.Linear(32, 3)
-        ),
-        (4, 8),
-    ),
-    "volumes": (volumes, (1, 3, 3, 3)),
-    "recurrent": (lambda: nn.Sequential(Recurrent(6, 4, batch_first=True), nn.Linear(4, 3)), (5, 6)),
-    "heads": (lambda: nn.Sequential(Heads(), nn.Flatten(), nn.Linear(16, 3)), (2, 6)),
-    "gram": (lambda: nn.Sequential(Residual(nn.Linear(64, 64)), nn.Flatten(), nn.Linear(128, 3)), (2, 64)),
+    name: (model.build, model.shape)
+    for name, model in MODELS.items()
+    if model.loss is of_classes and not model.words and model.cap == 1
 }
 
 
@@ -154,7 +80,7 @@ def test_a_table_of_words():
     module = Words()
     step = made(module, probe=(x[:3], y[:3]))
     assert step.method == "rows" and step._clipped_sums.engine.kernels["table.weight"] == "embedding"
-    turn = ClippedSums(TorchInTurn(module, cross_entropy, step.probe, B, 1), step._like, step.probe, B, 1)
+    turn = ClippedSums(TorchInTurn(module, of_classes, step.probe, B, 1), step._like, step.probe, B, 1)
     for bound in (1e-3, 1e6):
         one, two = (each.of(x, y, bound).sums for each in (step._clipped_sums, turn))
         assert norm([a - b for a, b in zip(one, two, strict=True)]) < 5e-4 * norm(two)
@@ -187,7 +113,7 @@ def test_the_sum_is_that_of_units_in_turn(name, cap):
     step, (x, y) = made_once(name, cap), batch(MODULES[name][1])
     step.reseed(0)
     groups = np.array([0, 0, 1, 2, 2, 2, 3, 4, 4]) if cap > 1 else None
-    turn = TorchInTurn(step.module, cross_entropy, step.probe, B, cap)
+    turn = TorchInTurn(step.module, of_classes, step.probe, B, cap)
     other = ClippedSums(turn, step._like, step.probe, B, cap)
     assert (step.method, step.why_in_turn) == ("rows", "")
     for bound in (1e-3, S, 1e6):
@@ -200,20 +126,20 @@ def test_the_sum_is_that_of_units_in_turn(name, cap):
 def test_neighbours_change_no_bit_of_what_is_held_of_a_unit(name):
     engine = made_once(name, 1)._clipped_sums.engine
     rows = engine.at_once
-    x, y = (torch.from_numpy(each) for each in batch(MODULES[name][1], rows))
-    drawn = engine._drawn(0), torch.ones(rows, dtype=torch.float64)
+    x, y = batch(MODULES[name][1], rows)
+    seed = engine.seeds(Draws(0))[0]
 
     def held(values, neighbours):
-        given = neighbours.clone()
+        given = neighbours.copy()
         given[3] = x[3]
         with torch.no_grad():
-            return [each[3].numpy() for each in engine._graph.module(*values, given, y, *drawn[0], drawn[1])]
+            return [each[3].numpy() for each in engine.held(values, given, y, np.ones((rows, 1), bool), seed)]
 
     for scale in (1e-38, 1e-10, 1.0, 1e10, 1e38):
-        values = [(own * scale).clamp(-3e38, 3e38) for own in values_of(engine._module, engine._inputs)]
+        values = [(own * scale).clamp(-3e38, 3e38) for own in engine.values()]
         before = held(values, x)
         for extreme in (np.inf, np.nan, 1e38, -1e38, 1e-42, 0.0):
-            after = held(values, torch.full_like(x, extreme))
+            after = held(values, np.full_like(x, extreme))
             assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True))
 
 
@@ -300,12 +226,12 @@ COUPLED = {
 def test_a_module_that_couples_rows_is_refused_to_them(what):
     module = nn.Sequential(nn.Linear(6, 8), Calls(COUPLED[what]), nn.Linear(8, 3))
     with pytest.raises((Mixes, Unproved)):
-        TorchInRows(module, cross_entropy, batch((6,), 3), B, 1)
+        TorchInRows(module, of_classes, batch((6,), 3), B, 1)
 
 
 def test_a_loss_that_couples_rows_is_refused_to_them():
     with pytest.raises(NotIsolated):
-        TorchInRows(nn.Linear(6, 3), lambda y, z: cross_entropy(y, z - z.mean(0)), batch((6,), 3), B, 1)
+        TorchInRows(nn.Linear(6, 3), lambda y, z: of_classes(y, z - z.mean(0)), batch((6,), 3), B, 1)
 
 
 def test_a_loss_of_several_labels_is_computed_in_rows():
@@ -313,7 +239,7 @@ def test_a_loss_of_several_labels_is_computed_in_rows():
 
     def loss(y, outputs):
         labels = nn.functional.one_hot(y, 3).float()
-        return nn.functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(1)
+        return nn.functional.binary_of_classes_with_logits(outputs, labels, reduction="none").mean(1)
 
     module, (x, y) = nn.Linear(6, 3), batch((6,))
     step = made(module, (6,), loss)
@@ -393,6 +319,36 @@ def test_a_module_without_a_proof_is_computed_in_turn_and_says_why(reason):
     assert norm(step.clipped_sum(x, y, S).sums) > 0
 
 
+class OfAll(nn.Module):
+    """Multiplies each example by all rows of numbers that no example makes."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        return x @ self.function(torch.linspace(-1, 1, 4 * USUAL).view(USUAL, 4), self.weight, self.bias).T
+
+
+FALSE_ROWS = {
+    "products": lambda numbers, weight, bias: numbers @ weight,
+    "products and sums": lambda numbers, weight, bias: torch.addmm(bias, numbers, weight),
+    "copies": lambda numbers, weight, bias: weight[:1].expand(USUAL, 6),
+}
+
+
+@pytest.mark.parametrize("what", FALSE_ROWS)
+def test_as_many_rows_as_examples_are_not_taken_for_rows_of_examples(what):
+    """In a round of as many rows, their gradients would be added to those of the units there."""
+    module, (x, y) = nn.Sequential(OfAll(FALSE_ROWS[what]), nn.Linear(USUAL, 3)), batch((6,))
+    with pytest.raises(NotIsolated):
+        TorchInRows(module, of_classes, batch((6,), 3), B, 1)
+    step = made(module)
+    for one, label in zip(x, y, strict=True):
+        assert 0.99e-3 < norm(step.clipped_sum(one[None], label[None], 1e-3).sums) <= 1e-3
+
+
 def test_tied_layers_are_computed_in_turn_or_with_one_norm():
     """Else the norm of a sum of two gradients would be that of each."""
     first, second = nn.Linear(6, 6), nn.Linear(6, 6)
@@ -410,7 +366,7 @@ def test_rows_leave_nothing_in_the_module_and_use_its_present_weights():
         for own in module.parameters():
             own.mul_(3.0)
     found = step.clipped_sum(x, y, 1e6).sums
-    loss = cross_entropy(torch.from_numpy(y), module(torch.from_numpy(x))).sum()
+    loss = of_classes(torch.from_numpy(y), module(torch.from_numpy(x))).sum()
     expected = [own.numpy() for own in torch.autograd.grad(loss, list(module.parameters()))]
     assert norm([a - b for a, b in zip(found, expected, strict=True)]) < 1e-5 * norm(expected)
     assert all(own.grad is None and not own.is_meta for own in module.parameters())

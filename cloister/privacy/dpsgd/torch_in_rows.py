@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cloister.privacy.dpsgd.batches import Draws, evenly, fitting, places_in_memory, places_of, resized, rounds
 from cloister.privacy.dpsgd.clipped_sums import Call, Sums
-from cloister.privacy.dpsgd.nested import Probe, arrays_in, mapped
+from cloister.privacy.dpsgd.nested import Examples, Probe, arrays_in, mapped, take
 from cloister.privacy.dpsgd.noise import ROOT, SMALLEST_FACTOR, most_at_once, overstatement
 from cloister.privacy.dpsgd.torch_calls import Loss, copies, equal_results, losses_of, seedable, tensors_of
 from cloister.privacy.dpsgd.torch_forms import joined, weighted
@@ -86,7 +86,7 @@ class TorchInRows:
     def _traced(self) -> HeldGraph:
         shape = Shape(self.at_once, self._cap)
         rows = np.zeros(shape.units * shape.cap, np.intp)
-        given = [_rows(each, each, rows) for part in self._probe for each in arrays_in(part)]
+        given = [_copied(each[rows], each) for part in self._probe for each in arrays_in(part)]
         flat = [*values_of(self._module, self._inputs), *given]
         with copies(self._module) as fresh, equal_results(), seedable(self._module):
             losses = losses_graph(fresh(), self._loss, self._probe, self._inputs, flat)
@@ -103,12 +103,7 @@ class TorchInRows:
         table, real = rounds(taken, self.at_once)
         used = (mask[table].any(axis=2) & real).any(axis=1)  # a round without a unit would add zero
         bounds = np.broadcast_to(np.asarray(bound, np.float64), len(mask))
-        arrays = [
-            (array, like)
-            for given, probe in zip((x, y), self._probe, strict=True)
-            for array, like in zip(arrays_in(given), arrays_in(probe), strict=True)
-        ]
-        values, parts = values_of(self._module, self._inputs), self._graph.parts
+        values, parts = self.values(), self._graph.parts
         totals = [torch.zeros(part.shape, dtype=torch.float64) for part in parts]
         kept: list[list[tuple[list[Tensor], Tensor]]] = [[] for _ in parts]
         clipped = non_finite = 0
@@ -116,10 +111,7 @@ class TorchInRows:
             for places, own, seed in zip(table[used], real[used], seeds[np.flatnonzero(used)], strict=True):
                 counted = mask[places] & own[:, None]
                 rows = (places[:, None] * self._cap + np.arange(self._cap)).ravel()
-                given = [_rows(array, like, rows) for array, like in arrays]
-                shares = counted / np.maximum(counted.sum(axis=1, keepdims=True), 1.0)
-                drawn = self._drawn(int(seed[0]) << 31 | int(seed[1]))
-                *held, squares = self._graph.module(*values, *given, *drawn, torch.from_numpy(shares.ravel()))
+                *held, squares = self.held(values, take(x, rows), take(y, rows), counted, seed)
                 found = _clip(squares.numpy(), counted.any(axis=1), bounds[places])
                 clipped, non_finite = clipped + found[1], non_finite + found[2]
                 rest = iter(held)
@@ -139,10 +131,30 @@ class TorchInRows:
                         )
         return Sums(self._in_order(totals, values), clipped, non_finite)
 
-    def _drawn(self, seed: int) -> list[Tensor]:
-        """Return uniform numbers of a round: each row has its own ones, independent and of one law."""
-        source = torch.Generator().manual_seed(seed)
-        return [torch.rand(shape, generator=source) for shape in self._graph.draws]
+    def values(self) -> list[Tensor]:
+        """Return the current parameters and buffers, as `held` takes them."""
+        return values_of(self._module, self._inputs)
+
+    def held(
+        self, values: list[Tensor], x: Examples, y: Examples, counted: NDArray, seed: NDArray[np.int64]
+    ) -> list[Tensor]:
+        """Return what is held of each unit of a round, and the squared norms of their gradients, shape (U,).
+
+        Args:
+            values: of parameters and buffers.
+            x, y: examples in rows, those of each unit together.
+            counted: mask of examples, shape (U, cap).
+            seed: of the round. Each row has uniform numbers of its own, independent and of one law.
+        """
+        given = [
+            _copied(array, like)
+            for own, probe in zip((x, y), self._probe, strict=True)
+            for array, like in zip(arrays_in(own), arrays_in(probe), strict=True)
+        ]
+        shares = counted / np.maximum(counted.sum(axis=1, keepdims=True), 1.0)
+        source = torch.Generator().manual_seed(int(seed[0]) << 31 | int(seed[1]))
+        drawn = [torch.rand(shape, generator=source) for shape in self._graph.draws]
+        return self._graph.module(*values, *given, *drawn, torch.from_numpy(shares.ravel()))
 
     @equal_results()
     def _refuse_unlike(self) -> None:
@@ -164,7 +176,7 @@ class TorchInRows:
 
         made = [mapped(drawn, given) for given in self._probe]
         table = np.minimum(np.arange(units * cap) // cap, 1)
-        rows = [_rows(array, array, table) for given in made for array in arrays_in(given)]
+        rows = [_copied(array[table], array) for given in made for array in arrays_in(given)]
         shares = torch.arange(units * cap, dtype=torch.float64) % cap == 0
         with copies(self._module) as fresh, _Kept():
             module, source = fresh(), torch.Generator().manual_seed(0)
@@ -173,7 +185,7 @@ class TorchInRows:
                     fan_in = own.numel() / max([*own.shape[:1], 1])
                     own.copy_(torch.randn(own.shape, generator=source) / max(fan_in, 1.0) ** 0.5)
             values = values_of(module, self._inputs)
-            x, y = (mapped(lambda array: _rows(array, array, np.arange(2)), given) for given in made)
+            x, y = (mapped(lambda array: _copied(array, array), given) for given in made)
             trained = [own for own in module.parameters() if own.requires_grad]
             total = losses_of(module, self._loss, x, y).sum()
             expected = torch.autograd.grad(total, trained, allow_unused=True)
@@ -202,9 +214,9 @@ class TorchInRows:
         ]
 
 
-def _rows(array: NDArray, like: NDArray, rows: NDArray[np.intp]) -> Tensor:
-    """Return some rows of an array in memory of PyTorch, in the dtype of another one."""
-    return tensors_of(array, like, "cpu")[torch.from_numpy(rows)]
+def _copied(array: NDArray, like: NDArray) -> Tensor:
+    """Return an array in memory of PyTorch, in the dtype of another one."""
+    return tensors_of(array, like, "cpu").clone()
 
 
 def _clip(squares: NDArray, real: NDArray, bounds: NDArray) -> tuple[Tensor, int, int]:
