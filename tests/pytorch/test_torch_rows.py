@@ -239,7 +239,7 @@ def test_a_loss_of_several_labels_is_computed_in_rows():
 
     def loss(y, outputs):
         labels = nn.functional.one_hot(y, 3).float()
-        return nn.functional.binary_of_classes_with_logits(outputs, labels, reduction="none").mean(1)
+        return nn.functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(1)
 
     module, (x, y) = nn.Linear(6, 3), batch((6,))
     step = made(module, (6,), loss)

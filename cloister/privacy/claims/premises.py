@@ -119,7 +119,8 @@ CRYPTOGRAPHY = Premise(
 )
 KERNELS = Premise(
     "kernels",
-    "TensorFlow and PyTorch compute equal calls equally, and each row of a batch by itself, as they did on x86-64 "
+    "TensorFlow and PyTorch compute equal calls equally, and each row of a batch by itself, as they did on x86-64 in "
+    "DP-SGD's graphs of small models, with weights of any scale and extreme numbers in other rows "
     "(`cloister check kernels` tries a machine); PyTorch modules in turn keep nothing of a unit outside themselves",
     "the site's operator",
     "assumed",
