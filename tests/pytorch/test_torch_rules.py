@@ -83,6 +83,10 @@ REFUSED = {
     "numbers at places of other units": lambda x, words: torch.zeros(3, 4).index_put((torch.arange(2, -1, -1),), x),
     "numbers at places that a unit chooses": lambda x, words: aten.index_put(x, [None, words[0]], X),
     "numbers put along the axis of units": lambda x, words: torch.zeros(3, 4).scatter(0, words, x),
+    "a slice put along the axis of units": lambda x, words: torch.slice_scatter(
+        x.repeat(2, 1, 1).flatten(0, 1), x, 0, 1, 4
+    ),
+    "one row put along the axis of units": lambda x, words: torch.select_scatter(torch.zeros(3, 3, 4), x, 0, 1).sum(1),
     "rows that are added to others": lambda x, words: x.index_add(0, torch.tensor([2, 0, 1]), x),
     "a mask": lambda x, words: x[:, torch.ones(4, dtype=torch.bool)],
     "a place among more": lambda x, words: x[:, :3].gather(1, x.max(1, keepdim=True)[1]),

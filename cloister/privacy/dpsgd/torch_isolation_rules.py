@@ -467,9 +467,8 @@ def _put(step: Step) -> Label:
 @_rule("select_scatter.default")
 def _put_at_one(step: Step) -> Label:
     """Return the common label of a tensor, and of numbers that are put at one place of one of its axes."""
-    axis, (own,), (values,) = step["dim"] % len(step.shape()), step.labels("self"), step.labels("src")
-    values = values.beside(axis) if isinstance(values, Rows) else values
-    return agreed([own, values]).outside({axis}, "puts numbers at a part of the units", Unproved)
+    (own,), (values,) = step.labels("self"), step.labels("src")
+    return agreed([own, values.beside(step["dim"] % len(step.shape())) if isinstance(values, Rows) else values])
 
 
 @_rule("nll_loss_forward.default nll_loss2d_forward.default nll_loss_backward.default nll_loss2d_backward.default")
