@@ -188,7 +188,7 @@ class Steps:
             owner: hash of the party, and of what it takes part in.
 
         Raises:
-            ProtocolError: the state is not one that can be kept.
+            ProtocolError: the state has no encoding, or there is none.
         """
         state = self.take(Serializable)
         return text("state", owner, type(state).__name__, state.encode())
@@ -206,12 +206,13 @@ class Steps:
         """
         try:
             found, name, content = cast(tuple[bytes, str, bytes], read("state", kept))
-            state = {kind.__name__: kind for kind in kinds}[name].decode(content)
+            if found != owner:
+                raise ProtocolError(
+                    "the name, roster, run or terms of this member have changed since its state was kept"
+                )
+            self._state = {kind.__name__: kind for kind in kinds}[name].decode(content)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ProtocolError("what was kept is no state of a member") from None
-        if found != owner:
-            raise ProtocolError("the name, roster or terms of this member have changed since its state was kept")
-        self._state = state
 
     def __reduce__(self) -> NoReturn:
         """Refuse copies and pickles: a copy could run a step again.

@@ -27,7 +27,7 @@ from cloister.privacy.claims.client import (
     sound_unit,
     standing_for_all,
 )
-from cloister.privacy.claims.premises import BUNDLE, CARRIED, CRYPTOGRAPHY, KERNELS
+from cloister.privacy.claims.premises import BUNDLE, CARRIED, CRYPTOGRAPHY, KERNELS, TIME
 from cloister.privacy.claims.to_json import record_clients
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
 from cloister.privacy.mechanisms.local import no_noise
@@ -268,7 +268,7 @@ class TestStatement:
             claim = dp_sgd_claim(mechanism, [steps], 3, 1e-6, circumstances)
             assert claim == DpSgdClaim(
                 "dp-sgd",
-                premises=(BUNDLE, CRYPTOGRAPHY, KERNELS, *CARRIED),
+                premises=(BUNDLE, CRYPTOGRAPHY, KERNELS, TIME, *CARRIED),
                 unit=mechanism.unit,
                 parameters=mechanism.parameters(),
                 unprotected=(UNPROTECTED,),

@@ -114,12 +114,12 @@ MECHANISMS = {
     "secure aggregation": (
         "bundle enforced, roster enforced, keys enforced",
         "bundle assumed, roster assumed, keys attested",
-        "cryptography, collusion",
+        "cryptography, key-agreement, collusion",
     ),
     "gaussian": ("bundle enforced", "bundle stated", "cryptography"),
     "laplace": ("bundle enforced", "bundle stated", "cryptography"),
     "laplace, as published": ("bundle enforced", "bundle stated", "cryptography"),
-    "dp-sgd": ("bundle enforced", "bundle stated", "cryptography, kernels"),
+    "dp-sgd": ("bundle enforced", "bundle stated", "cryptography, kernels, time"),
 }
 """Premises of each mechanism: where one process plays all parties, elsewhere, and standing assumptions."""
 

@@ -381,8 +381,9 @@ def _open(planned: Planned[AnyStore]) -> list[str]:
     """Record releases that are about to be made, and return their ids in the store."""
 
     def allow() -> None:
-        for budget, openings in planned:
-            budget.require([opening.event for opening in openings])
+        together = [opening for _, openings in planned for opening in openings]
+        for budget, _ in planned:
+            budget.require([opening.event for opening in together if opening.unit == budget.unit])
 
     releases = planned[0][0].ledger.open_all([opening for _, openings in planned for opening in openings], allow)
     budgets = [budget for budget, openings in planned for _ in openings]

@@ -10,7 +10,7 @@ import numpy as np
 
 from cloister.privacy.accounting.events import Event, Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import GROUP, Sampling, word_for
-from cloister.privacy.claims.premises import BUNDLE, CRYPTOGRAPHY, KERNELS, Contributor, Premise
+from cloister.privacy.claims.premises import BUNDLE, CRYPTOGRAPHY, KERNELS, TIME, Contributor, Premise
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
 from cloister.privacy.mechanisms.local import no_noise
 from cloister.utils import check
@@ -184,7 +184,7 @@ class LocalDpSgd(Contributor):
     group_cap: int = 0
     group: str = ""
 
-    premises: ClassVar[tuple[Premise, ...]] = (BUNDLE, CRYPTOGRAPHY, KERNELS)
+    premises: ClassVar[tuple[Premise, ...]] = (BUNDLE, CRYPTOGRAPHY, KERNELS, TIME)
 
     @property
     def unit(self) -> Literal["example", "group"]:
