@@ -119,24 +119,22 @@ CRYPTOGRAPHY = Premise(
 )
 KERNELS = Premise(
     "kernels",
-    "TensorFlow and PyTorch compute equal calls equally, and each row of a batch by itself, as they did on x86-64 in "
-    "DP-SGD's graphs of small models, with weights of any scale and extreme numbers in other rows "
-    "(`cloister check kernels` tries a machine); PyTorch modules in turn keep nothing of a unit outside themselves",
+    "TensorFlow and PyTorch compute equal calls equally, and each row of a batch by itself, as on x86-64 in the graphs "
+    "that `cloister check kernels` tries; PyTorch modules in turn keep nothing of a unit outside themselves",
     "the site's operator",
     "assumed",
     standing=True,
 )
 KEY_AGREEMENT = Premise(
     "key-agreement",
-    "no party computes a common X25519 key, or a key derived from it, without one of its two secrets",
+    "X25519 keys in common, and keys derived from them, are secret to all but two members",
     "their authors",
     "assumed",
     standing=True,
 )
 TIME = Premise(
     "time",
-    "the time of a reply tells nothing about the units that it is computed from (a site's min-reply-seconds above its "
-    "longest training)",
+    "the time of a reply tells nothing about its units (min-reply-seconds above the longest training)",
     "the site's operator",
     "assumed",
     standing=True,
