@@ -122,7 +122,7 @@ class Trial:
         return x, rng.integers(CHOICES, size=count)
 
 
-class Residual(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+class Residual(nn.Module):
     """Adds the outputs of a module to its inputs."""
 
     def __init__(self, inner: Network) -> None:
@@ -134,7 +134,7 @@ class Residual(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
         return x + self.inner(x)
 
 
-class Scaled(nn.Module):  # type: ignore[misc]
+class Scaled(nn.Module):
     """Scales, shifts and appends what is trained."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Scaled(nn.Module):  # type: ignore[misc]
         return functional.gelu(x * self.scale).flatten(1)
 
 
-class Attends(nn.MultiheadAttention):  # type: ignore[misc]
+class Attends(nn.MultiheadAttention):
     """Attends to all positions, and takes their mean."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class Attends(nn.MultiheadAttention):  # type: ignore[misc]
         return super().forward(x, x, x)[0].mean(1)
 
 
-class Recurrent(nn.GRU):  # type: ignore[misc]
+class Recurrent(nn.GRU):
     """Returns its last state."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class Recurrent(nn.GRU):  # type: ignore[misc]
         return super().forward(x)[1][0]
 
 
-class Heads(nn.Module):  # type: ignore[misc]
+class Heads(nn.Module):
     """Multiplies each position by a matrix of its own."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class Heads(nn.Module):  # type: ignore[misc]
         return torch.einsum("bti,tio->bto", x, self.weight)
 
 
-class Places(nn.Module):  # type: ignore[misc]
+class Places(nn.Module):
     """Sorts features, chooses some of them, and puts them at other places."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class Places(nn.Module):  # type: ignore[misc]
         return torch.cat([*parts, x.cumsum(1), x.amax(1, keepdim=True)], 1)
 
 
-class Chosen(nn.Module):  # type: ignore[misc]
+class Chosen(nn.Module):
     """Looks words up in a table that is trained, and in one that is not."""
 
     def __init__(self) -> None:

@@ -140,14 +140,14 @@ class TestOwnData:
     )
     def test_of_two_processes_at_once_the_second_has_no_other_role(self, tmp_path, monkeypatch, kind, meanwhile, says):
         """It was asked, and another process enters the other role before this one enters its own."""
-        node, enter = own_node(tmp_path), Ledger.open
+        node, enter = own_node(tmp_path), Ledger.open_all
 
         def after_another(ledger, *args, **more):
-            monkeypatch.setattr(Ledger, "open", enter)
+            monkeypatch.setattr(Ledger, "open_all", enter)
             self.by_another_process(node, meanwhile)
             return enter(ledger, *args, **more)
 
-        monkeypatch.setattr(Ledger, "open", after_another)
+        monkeypatch.setattr(Ledger, "open_all", after_another)
         assert answer(RUN, node, message_of(kind=kind)).error.reason == says
         mechanisms = {entry.mechanism for entry in entries_of(node, "example")}
         assert mechanisms == ({"dp-sgd"} if meanwhile == "train" else {"scores"})

@@ -40,7 +40,7 @@ class Ward(Task):
         ("rows", "in rows (the fast way); "),
         (
             "turn",
-            "in turn (the slow way): weight 'sequential/memory/simple_rnn_cell/kernel' is used",
+            "in turn (the slow way): layer 'memory' (SimpleRNN) is not proved to keep",
         ),
     ],
 )

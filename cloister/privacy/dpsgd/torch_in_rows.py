@@ -235,7 +235,7 @@ def _clip(squares: NDArray, real: NDArray, bounds: NDArray) -> tuple[Tensor, int
     return torch.from_numpy(factors), clipped, int(np.count_nonzero(real & ~finite))
 
 
-class _Kept(TorchDispatchMode):  # type: ignore[misc]
+class _Kept(TorchDispatchMode):
     """Mode in which dropout keeps everything."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

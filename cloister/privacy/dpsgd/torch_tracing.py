@@ -54,7 +54,7 @@ class Inputs(NamedTuple):
         return flat[: ends[0]], flat[ends[0] : ends[1]], flat[ends[1] : ends[2]], flat[ends[2] : ends[2] + self.y]
 
 
-class _Losses(torch.nn.Module):  # type: ignore[misc]
+class _Losses(torch.nn.Module):
     """A module that returns the losses of its examples."""
 
     def __init__(self, module: Network, loss: Loss, probe: Probe) -> None:
