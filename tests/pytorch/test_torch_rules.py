@@ -38,7 +38,7 @@ OF_NO_UNIT = {
 
 
 @pytest.mark.parametrize("name", OF_NO_UNIT)
-def test_an_operation_of_no_unit_is_known_to_fill_what_it_returns(name):
+def test_operations_of_no_unit_are_refused_unless_a_rule_or_a_tag_covers_them(name):
     """Else it might return memory in which numbers of a unit still are."""
     target, given = OF_NO_UNIT[name]
     graph = Graph()
@@ -58,6 +58,16 @@ def test_an_operation_of_no_unit_is_known_to_fill_what_it_returns(name):
         assert isinstance(found[last], Refused) and "has no rule" in str(found[last].error)
 
 
+def of_a_class(x, target):
+    total = aten.nll_loss_forward(x, target, None, 0, -100)[1]
+    return aten.nll_loss_backward(x[:, 0], x, target, None, 0, -100, total)
+
+
+def of_pixels(x):
+    largest, places = aten.max_pool2d_with_indices(x, [2, 1], [2, 1])
+    return aten.max_pool2d_with_indices_backward(largest, x, [2, 1], [2, 1], [0, 0], [1, 1], False, places)
+
+
 ROWS = {
     "several indices of a table": lambda x, words: TABLE[words[:, 0], words[:, 1]],
     "several indices, one the same for all": lambda x, words: TABLE[words, torch.arange(4)],
@@ -70,6 +80,8 @@ ROWS = {
     "places in order": lambda x, words: x.gather(1, x.sort(1)[1][:, 1:3].clone()),
     "few places": lambda x, words: x.gather(1, x.topk(2, 1)[1]),
     "the place of the largest in a table": lambda x, words: TABLE[x.min(1)[1]],
+    "a class of its own forward call": lambda x, words: of_a_class(x, words[:, 0]),
+    "pixels of its own forward call": lambda x, words: of_pixels(x[:, None, :, None]),
     "a table by places": lambda x, words: torch.nn.functional.embedding(x.sort(1)[1], TABLE),
 }
 REFUSED = {
@@ -93,6 +105,25 @@ REFUSED = {
     "a place among more, in a table": lambda x, words: TABLE[:3][x.min(1)[1]],
     "a place further on": lambda x, words: x.gather(1, x.max(1, keepdim=True)[1] + 1),
     "a place in fewer bits": lambda x, words: x.gather(1, x.sort(1)[1].to(torch.int8).long()),
+    "pixels of no pooling of its own": lambda x, words: aten.adaptive_max_pool3d_backward(
+        x[:, None, None, None], x[:, None, None, None], words[:, None, None, None]
+    ),
+    "pixels of another pooling": lambda x, words: aten.max_pool2d_with_indices_backward(
+        x[:, None, :, None],
+        x[:, None, :, None],
+        [1, 1],
+        [1, 1],
+        [0, 0],
+        [1, 1],
+        False,
+        aten.max_pool2d_with_indices(torch.cat([x, x], 1)[:, None, :, None], [2, 1], [2, 1])[1],
+    ),
+    "a class that no forward call has seen": lambda x, words: aten.nll_loss_backward(
+        x[:, 0], x, words[:, 0], None, 0, -100, aten.nll_loss_forward(x, words[:, 1], None, 0, -100)[1]
+    ),
+    "a class among more": lambda x, words: aten.nll_loss_backward(
+        x[:, 0], x[:, :3], words[:, 0], None, 0, -100, aten.nll_loss_forward(x, words[:, 0], None, 0, -100)[1]
+    ),
     "a largest number": lambda x, words: TABLE[x.long().max(1)[0]],
     "a place in all rows": lambda x, words: x.gather(1, x.T.max(1)[1][None].expand(3, 4)),
 }
@@ -109,7 +140,7 @@ def test_places_that_may_follow_from_another_unit_or_raise_are_refused(name):
 
 
 @pytest.mark.parametrize("kind", ["max", "min", "sort", "topk"])
-def test_places_are_valid_for_any_numbers(kind):
+def test_places_are_valid_for_extreme_numbers(kind):
     """So no unit raises an exception by one."""
     x = torch.tensor([[float("nan"), float("inf"), 0.0, -0.0, 1e-45, float("-inf")]] * 2)
     x[1] = float("nan")

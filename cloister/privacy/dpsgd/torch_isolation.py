@@ -3,8 +3,8 @@
 `labels` follows the units from a graph's inputs through its operations. The graph consists of operations of ATen, as
 `make_fx` writes them down: all that PyTorch computes, forward and backward, in fixed shapes. `RULES` has a rule for an
 operation. Elementwise operations are those that PyTorch tags so, and whose outputs have the shape of their inputs. Any
-other operation is refused, even if none of its inputs depends on a unit. It may return memory that still has numbers of
-a unit, the contents of a file, or a state of its own.
+other operation is refused, even if none of its inputs depends on a unit. Such an operation may return
+memory that still has numbers of a unit, the contents of a file, or a state of its own.
 
 Rules describe what an operation computes. As in `isolation_rules`, that a kernel computes each row of a call of fixed
 shape from this row alone is a premise. An index may raise an exception for integers of a unit's own data alone.

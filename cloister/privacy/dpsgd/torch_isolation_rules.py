@@ -79,8 +79,8 @@ Rule: TypeAlias = Callable[[Step], Label | Sequence[Label]]
 RULES: dict[str, Rule] = {}
 """Rule of each operation, by the name of its overload. A rule gives a label for each output.
 
-It is called if an input has a label. Without one, it stands for this: the operation fills all that it returns, from its
-arguments alone.
+It is called if an input has a label. If none has, that there is a rule states: the operation fills all that it returns,
+from its arguments alone.
 """
 
 
@@ -148,13 +148,17 @@ def _refuse_computed(step: Step, name: str, count: int) -> None:
         if step.found[node] is None or (is_moved and _is_place(node, count)):
             continue
         value = node.meta["val"]
-        is_whole = isinstance(value, torch.Tensor) and not value.is_floating_point()
-        if not is_whole or not (
+        if not _is_whole(value) or not (
             node.op == "placeholder" or name_of(node) in MOVES or _is_alike_at_places(node, step.found)
         ):
             raise Unproved("may raise an exception for numbers that were computed or drawn")
         # A cast to fewer bits may turn a place into a negative number.
         todo += [(each, is_moved and name_of(node) in MOVES - {"_to_copy.default"}) for each in node.all_input_nodes]
+
+
+def _is_whole(value: Any) -> bool:
+    """Return whether a value is a tensor of integers or of truth values."""
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
 
 
 def _is_place(node: Node, count: int) -> bool:
@@ -163,6 +167,29 @@ def _is_place(node: Node, count: int) -> bool:
         return False
     given = arguments_of(node.args[0])
     return shape_of(given["self"])[given["dim"]] <= count
+
+
+def _forward_of(backward: Step, name: str) -> Node:
+    """Return the call whose second output an argument is: a backward kernel trusts the integers of its forward call.
+
+    Args:
+        backward: the operation; it writes to places by integers without a check.
+        name: of the argument.
+
+    Raises:
+        Unproved: the argument is no such output.
+    """
+    found = _original(backward[name])
+    if found.target is operator.getitem and found.args[1] == 1 and name_of(found.args[0]) in FORWARD:
+        return found.args[0]
+    raise Unproved("takes integers that are not from its own forward call")
+
+
+def _original(node: Node) -> Node:
+    """Return the tensor that aliases stand for."""
+    while name_of(node) in ("alias.default", "detach.default"):
+        (node,) = node.all_input_nodes
+    return node
 
 
 def _is_alike_at_places(node: Node, found: Mapping[Node, Any]) -> bool:
@@ -185,6 +212,11 @@ MOVES = {
 """Operations that pass on the integers of their input."""
 SORTS = ("max.dim", "min.dim", "sort.default", "sort.stable", "topk.default")
 """Operations whose second output has places along an axis of their input."""
+FORWARD = {
+    *("max_pool2d_with_indices.default", "max_pool3d_with_indices.default", "adaptive_max_pool2d.default"),
+    *("adaptive_max_pool3d.default", "nll_loss_forward.default", "nll_loss2d_forward.default"),
+}
+"""Operations that check the integers which their backward kernels trust."""
 
 
 # Rules that keep an axis ---------------------------------------------------------------------------------------------
@@ -207,7 +239,7 @@ def elementwise(step: Step) -> Rows:
     value = step.node.meta["val"]
     if any(tuple(each.shape) != whole for each in (value if isinstance(value, (list, tuple)) else [value])):
         raise Unproved("gives another shape than that of its inputs")
-    integers = isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dtype != torch.bool
+    integers = _is_whole(value) and value.dtype != torch.bool
     divisor = step.arguments.get("other")
     is_safe = isinstance(divisor, int) and divisor > 0 and not name_of(step.node).startswith("pow")
     if integers and not is_safe and name_of(step.node).startswith(("div", "floor_divide", "fmod", "pow", "remainder")):
@@ -258,19 +290,32 @@ _apart(
     "takes units together",
 )
 _apart(
-    "max_pool2d_with_indices.default max_pool2d_with_indices_backward.default avg_pool2d.default "
-    "avg_pool2d_backward.default _adaptive_avg_pool2d.default _adaptive_avg_pool2d_backward.default "
-    "adaptive_max_pool2d.default adaptive_max_pool2d_backward.default",
+    "max_pool2d_with_indices.default avg_pool2d.default avg_pool2d_backward.default _adaptive_avg_pool2d.default "
+    "_adaptive_avg_pool2d_backward.default adaptive_max_pool2d.default",
     lambda s, n: range(n - 2, n),
     "takes the axis of units for one of pixels",
 )
 _apart(
-    "max_pool3d_with_indices.default max_pool3d_with_indices_backward.default avg_pool3d.default "
-    "avg_pool3d_backward.default _adaptive_avg_pool3d.default _adaptive_avg_pool3d_backward.default "
-    "adaptive_max_pool3d.default adaptive_max_pool3d_backward.default",
+    "max_pool3d_with_indices.default avg_pool3d.default avg_pool3d_backward.default _adaptive_avg_pool3d.default "
+    "_adaptive_avg_pool3d_backward.default adaptive_max_pool3d.default",
     lambda s, n: range(n - 3, n),
     "takes the axis of units for one of pixels",
 )
+
+
+@_rule(
+    "max_pool2d_with_indices_backward.default max_pool3d_with_indices_backward.default "
+    "adaptive_max_pool2d_backward.default adaptive_max_pool3d_backward.default"
+)
+def _pooled_back(step: Step) -> Label:
+    if _original(_forward_of(step, "indices").args[0]) is not _original(step["self"]):
+        raise Unproved("takes integers that are not from its own forward call")
+    pixels = 2 if "2d" in name_of(step.node) else 3
+    rank = len(step.shape("self"))
+    label = step.only("grad_output", "self", "indices")
+    return label.outside(range(rank - pixels, rank), "takes the axis of units for one of pixels")
+
+
 _apart("unfold.default", lambda s, n: {s["dimension"] % n}, "takes the axis of units for one of pixels")
 _apart(
     "sum.default mean.default max.default min.default prod.default any.default all.default equal.default "
@@ -476,6 +521,12 @@ def _nll(step: Step) -> Label | Sequence[Label]:
     if step["reduction"]:
         raise Mixes("reduces the axis of units")
     _refuse_computed(step, "target", step.shape("self")[min(1, len(step.shape("self")) - 1)])
+    if "total_weight" in step.arguments:
+        forward = _forward_of(step, "total_weight")
+        if _original(forward.args[1]) is not _original(step["target"]) or shape_of(forward.args[0]) != step.shape(
+            "self"
+        ):
+            raise Unproved("takes integers that are not from its own forward call")
     names = [name for name in ("grad_output", "self", "target") if name in step.arguments]
     classes = range(1, len(step.shape("self")))
     label = step.only(*names).outside(classes, "takes the axis of units for one of classes")
