@@ -124,7 +124,7 @@ def attest(reply: Reply, charged: Sequence[PrivacyCost], request: Request, node:
 
     Args:
         reply: to the request.
-        charged: what this reply was charged, which has the releases that are stated.
+        charged: the costs that were recorded for this reply; one is about the stated unit.
         request: of the server.
         node: that replies.
     """

@@ -72,9 +72,9 @@ def _ledger(path: Path) -> Ledger:
 
 
 def own_head(node: NodeConfig, task: str) -> str:
-    """Return the hash of the last line about a release that this process has read or written; for after `recorded`.
+    """Return the hash of the last line about a release that this process knows, without reading the file.
 
-    Lines of other processes since then are left out, since they may not be on disk yet.
+    Call it right after `recorded`, before another `ledger_of`: then this line is on disk.
 
     Args: as `ledger_of`.
     """

@@ -86,7 +86,7 @@ class _Part:
         plan = release_of(request).plan(parameters, request.round)
         parties = plan.shares.parties
         graph = Complete(parties.threshold, parties.colluding)
-        terms = Terms(request.run, request.round, graph, plan.length, plan.bits).under(who.roster)
+        terms = Terms(request.run, request.round, graph, plan.length, plan.bits)
         given = who.name, who.key, who.roster, terms
         member = Member.deserialize(*given, kept) if kept else Member(*given)
         return cls(member, plan, _digest(request.config))

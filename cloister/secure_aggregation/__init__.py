@@ -6,8 +6,8 @@ noise, no configuration. `docs/secure_aggregation.md` lists the view of each par
 
 - **Primitives.** X25519, Ed25519, HKDF-SHA256, AES-128-GCM for shares, AES-128 in counter mode for masks, Shamir's
   shares over GF(2^128). Seeds have 16 bytes, from the operating system.
-- **Binding.** Every derived key and sealed share depends on run, round, threshold, collusion, vector size, ring, roster
-  and all keys.
+- **Binding.** In an attempt (`member`) every derived key and sealed share depends on run, round, threshold, collusion,
+  vector size, ring, roster and all keys. `epoch` has its own protocol, described there.
 - **Signatures.** A member signs noise terms and sharers with its vector. Before step `sign` members check that every
   survivor signed the same. A member unmasks after t survivors have signed the identical text: run, round, hashes of
   roster and cohort with its keys, h, t, c, the noise terms, and the survivors. With 2t > n + c there is one such list:

@@ -207,9 +207,7 @@ class Steps:
         try:
             found, name, content = cast(tuple[bytes, str, bytes], read("state", kept))
             if found != owner:
-                raise ProtocolError(
-                    "the name, roster, run or terms of this member have changed since its state was kept"
-                )
+                raise ProtocolError("this state belongs to another name, roster or run, or to other terms of a round")
             self._state = {kind.__name__: kind for kind in kinds}[name].decode(content)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ProtocolError("what was kept is no state of a member") from None
@@ -220,4 +218,4 @@ class Steps:
         Raises:
             ProtocolError: always.
         """
-        raise ProtocolError("the state of an attempt cannot be copied or saved: it could be used twice")
+        raise ProtocolError("the state of an attempt cannot be copied or pickled: it could be used twice")

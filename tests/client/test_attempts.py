@@ -364,7 +364,7 @@ class TestARound:
             context.node_config["partition-id"] = number
         for asked in [one for one in run.asked if phase_of(one) == "share"]:
             assert reply_to(run, asked).error.reason == (
-                "ProtocolError: the name, roster, run or terms of this member have changed since its state was kept"
+                "ProtocolError: this state belongs to another name, roster or run, or to other terms of a round"
             )
 
     def test_needs_a_folder_where_processes_end_with_their_message(self, tmp_path, monkeypatch):

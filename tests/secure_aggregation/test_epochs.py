@@ -149,7 +149,7 @@ def test_a_state_is_refused_after_a_change_of_the_roster():
     sites, coordinator = epoch_of(NAMES)
     summed(sites, coordinator, terms(1), values_of(NAMES))
     sites[VICTIM].given = (VICTIM, signing_key(VICTIM), roster_of(NAMES[:4]), RUN)
-    with pytest.raises(ProtocolError, match="have changed since its state was kept"):
+    with pytest.raises(ProtocolError, match="belongs to another name, roster or run"):
         sites[VICTIM].pads(terms(2))
 
 

@@ -359,15 +359,15 @@ Planned = Sequence[tuple[PrivacyBudget[AnyStore], Sequence[Opening]]]
 def recorded(planned: Planned[AnyStore]) -> Iterator[None]:
     """Record releases about one unit or several around the block that makes them.
 
-    All are charged when the block is entered, by one write to the store, or none is. They are marked as handed on at
-    exit, by one more.
+    All are charged before the block, by one write to the store. If a budget refuses, none is. If the process or the
+    disk fails within the write, some may be charged. They are marked as handed on after the block, by one more write.
 
     Args:
         planned: the releases; possibly none.
 
     Raises:
         BudgetExhausted: a budget does not cover its releases; the block is not entered.
-        LedgerError: they cannot be recorded; the block is not entered.
+        LedgerError: they cannot be recorded, and the block is not entered; or they cannot be marked after it.
     """
     if not any(openings for _, openings in planned):
         yield

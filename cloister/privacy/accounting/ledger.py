@@ -16,7 +16,7 @@ Readers ignore such a line, and the next writer removes it.
 The releases of a message have one write and one sync for all `open` lines, and one for all `done` lines. `open_all` and
 `done` return after the sync, and change the state in memory after it. So a caller that opens before it draws noise lets
 no release out whose charge is not on disk. A head that it reads after `done`, without a refresh, is the hash of a line
-on disk. If a crash tears such a write, its whole lines count.
+on disk. After a crash within such a write, its complete lines are charged, and the torn one is removed.
 
 Times are days: if the draw of a cohort is secret, the seconds between two lines would reveal its size.
 """

@@ -127,7 +127,7 @@ KERNELS = Premise(
 )
 KEY_AGREEMENT = Premise(
     "key-agreement",
-    "X25519 keys in common, and keys derived from them, are secret to all but two members",
+    "an X25519 key that two members share, and keys derived from it, are secret to all others",
     "their authors",
     "assumed",
     standing=True,

@@ -59,7 +59,7 @@ class Part(ABC):
     def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
         """Return Σ factors[i]·gradient[i], in single or double precision.
 
-        Units of factor 0 are left out, since 0·∞ is not 0; with a pass over memory only if there are some.
+        Leave out units of factor 0, since 0·∞ is not 0. If there are none, nothing is copied.
 
         Args:
             held: of one or several calls: as `held`, but of any number n of units.
@@ -230,7 +230,7 @@ class Table(Part):
         size: rows of the table.
 
     Raises:
-        NotCapturable: there are too many pairs of positions; fewer are below `MAX_POSITIONS` too.
+        NotCapturable: there are more than `MAX_PAIRS` pairs of positions. This limit keeps positions below `MAX_POSITIONS`.
     """
 
     kernel = "embedding"

@@ -82,7 +82,8 @@ class StaticValues:
             arguments[name] = operation.get_attr(name)
         with tf.init_scope():
             results = function(**arguments)
-        return np.asarray((results if isinstance(results, (list, tuple)) else [results])[tensor.value_index])
+        result = np.asarray((results if isinstance(results, (list, tuple)) else [results])[tensor.value_index])
+        return result if result.size <= MOST_FOLDED else None
 
 
 @dataclass(frozen=True)

@@ -95,13 +95,13 @@ def engine_of(model: Network, loss: Loss, probe: Probe, batch_size: int, group_c
     """Return the engine of a model, and the reason for which units are not computed in rows; empty if they are."""
     with as_unsupported_model(model):
         graph, unproved = refuse(model, loss, probe)
-        try:
-            if unproved is not None:  # then no gradient of these losses is proved
-                raise unproved
-            return InRows(model, loss, probe, batch_size, group_cap), ""
-        except Exception as error:  # not isolated, not captured, or not traceable in rows: one unit is traceable
-            in_turn = InTurn(model, loss, probe, batch_size, group_cap, suits_xla(graph))
-            return in_turn, why_in_turn(error, model)
+        why: Exception | None = unproved  # the gradients of losses that are not proved seldom are
+        if why is None:
+            try:
+                return InRows(model, loss, probe, batch_size, group_cap), ""
+            except Exception as error:  # not isolated, not captured, or not traceable in rows: one unit is traceable
+                why = error
+        return InTurn(model, loss, probe, batch_size, group_cap, suits_xla(graph)), why_in_turn(why, model)
 
 
 def _shared(array: NDArray) -> Tensor:

@@ -206,7 +206,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
         if not isinstance(each, torch._ops.OpOverload) or is_tagged(each) or name_of(each) in RULES:
             continue
         if each._schema.is_mutable or any(part in name_of(each) for part in ("diagonal", "empty", "scatter")):
-            continue  # PyTorch computes these by writing to memory
+            continue  # these write to memory, or do not fill it
         if any("Tensor" in str(own.type) for own in each._schema.arguments):  # others depend on no unit
             found[each] = simpler
     return found

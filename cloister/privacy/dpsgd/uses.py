@@ -30,8 +30,9 @@ from cloister.utils.arrays import Tensor
 
 VIEWS = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StridedSlice", "Transpose")
 """Operations that keep a number of their first input once, or drop it: a gradient keeps its norm on the way back. A
-choice of rows is one too, if it gives the same block of rows to all units."""
+choice at known places is one too; `_steps` refuses one that is no block of rows."""
 GATHER = "GatherV2"
+APART = "looked up separately for each example"
 CONTRACTIONS = ("MatMul", "BatchMatMulV2", "Einsum")
 SUMS = ("AddV2", "BiasAdd")
 COPIES = ("BroadcastTo", "Tile")
@@ -269,9 +270,10 @@ class UseByUnits:
     def _chosen(self) -> Gradient:
         """Return the gradients of a table from which each unit chooses rows."""
         table, indices, axis = self.use.operation.inputs
-        other = self.use.operation.get_attr("batch_dims") or tf.get_static_value(axis) != 0
-        if other or self.axis >= indices.shape.rank:
-            raise NotCapturable("looked up along another axis than the first")
+        if self.use.operation.get_attr("batch_dims"):
+            raise NotCapturable(APART)
+        if tf.get_static_value(axis) != 0 or self.axis >= indices.shape.rank:
+            raise NotCapturable("looked up along an axis that is not the first, or not known")
         units, numbers = self.units, math.prod(table.shape[1:])
         flat = tf.reshape(self.by_unit(tf.cast(indices, tf.int32)), [units, -1])
         deltas = tf.reshape(self.by_unit(self.delta), [units, -1, numbers])
@@ -315,7 +317,9 @@ def _steps_of_cut(view: tf.Operation) -> list[tuple[str, tuple[int, ...]]]:
     """Return the steps from a gradient of what was cut out back to one of the whole, with zeros for all else."""
     whole, known = tuple(view.inputs[0].shape), StaticValues()
     places = [place for place in map(known.of, view.inputs[1:]) if place is not None]
-    if len(places) < len(view.inputs) - 1 or (view.type == GATHER and view.get_attr("batch_dims")):
+    if view.type == GATHER and view.get_attr("batch_dims"):
+        raise NotCapturable(APART)
+    if len(places) < len(view.inputs) - 1:
         raise NotCapturable("cut at places that are computed")
     numbers = np.arange(math.prod(whole)).reshape(whole)
     if view.type == GATHER:
