@@ -230,7 +230,8 @@ class Table(Part):
         size: rows of the table.
 
     Raises:
-        NotCapturable: there are more than `MAX_PAIRS` pairs of positions. This limit keeps positions below `MAX_POSITIONS`.
+        NotCapturable: there are more than `MAX_PAIRS` pairs of positions. This limit keeps positions below
+            `MAX_POSITIONS`.
     """
 
     kernel = "embedding"
