@@ -76,7 +76,7 @@ FORMS = {
     "shared": {"whole", "outer"},
     "sequence": {"gram", "whole"},
     "embedding": {"embedding", "whole"},
-    "attention": {"whole", "embedding"},
+    "attention": {"whole", "outer"},
     "group_norm": {"whole", "outer"},
     "odd_convolutions": {"whole", "outer"},
     "causal": {"whole", "gram"},

@@ -134,7 +134,10 @@ def within_a_loop(x, w):
 IN_TURN = {
     "changed before it is used": (own(scaled_to_one, (4, 3)), "mine/own0"),
     "added to itself": (own(added_to_itself, (4,)), "mine/own0"),
-    "within a loop": (own(within_a_loop, (4, 4)), "mine/own0"),
+    "within a loop": (
+        own(within_a_loop, (4, 4)),
+        "layer 'mine' (Own) is not proved to keep examples apart: StatelessWhile",
+    ),
     "a gradient of its own": (lambda: functional((5, 4), lambda x: head(Straight()(x))), "straight/own"),
     "copies of an example meet heads": (own(of_heads_by_copies, (2, 4, 3)), "repeated or added up in a product"),
     "rows of a table again": (own(lambda x, w: x * ops.take(w, [1, 3, 1, 0, 1], axis=0), (6, 4)), "cut in another way"),
