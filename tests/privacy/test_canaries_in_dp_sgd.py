@@ -85,7 +85,7 @@ class TestSmallModels:
 
 
 MEMBERS, COLLUDING = 6, 2
-"""Of a list of which the server sees the sum, and the noise of those that work with it."""
+"""Members of a list, and those that work with the server: it sees the sum, and their noise."""
 
 
 def in_shares(sigma=SIGMA, bound=CLIP, draw=None, divided_again=1):
