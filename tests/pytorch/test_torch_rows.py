@@ -2,6 +2,7 @@
 
 import random
 import re
+from fractions import Fraction
 from functools import cache
 
 import numpy as np
@@ -15,8 +16,8 @@ from cloister.audits.torch_kernels import MODELS, Residual, of_classes  # noqa: 
 from cloister.privacy.dpsgd.batches import Draws  # noqa: E402
 from cloister.privacy.dpsgd.clipped_sums import ClippedSums  # noqa: E402
 from cloister.privacy.dpsgd.labels import Mixes, NotIsolated, Refused, Rows, Unproved  # noqa: E402
-from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR  # noqa: E402
-from cloister.privacy.dpsgd.torch_forms import of_positions  # noqa: E402
+from cloister.privacy.dpsgd.noise import ROUNDED, SMALLEST_FACTOR  # noqa: E402
+from cloister.privacy.dpsgd.torch_forms import of_positions, squares  # noqa: E402
 from cloister.privacy.dpsgd.torch_in_rows import USUAL, TorchInRows  # noqa: E402
 from cloister.privacy.dpsgd.torch_in_turn import TorchInTurn  # noqa: E402
 from cloister.privacy.dpsgd.torch_isolation import labels  # noqa: E402
@@ -162,6 +163,15 @@ def test_a_contribution_has_the_bound_for_its_norm_whatever_its_size(kind):
                 summed = form.summed([each[unit : unit + 1] for each in held], factor)
                 longest = max(longest, float(summed.double().norm()) / bound)
     assert 0.9 < longest < 1 + 1e-5
+
+
+@pytest.mark.parametrize("scale", [1e-37, 1.0, 1e37])
+def test_squared_norms_are_overstated_and_by_their_margin_at_most(scale):
+    for size in (1, 7, 1000, 20000):
+        rows = torch.from_numpy((np.random.default_rng(size).standard_normal((3, size)) * scale).astype(np.float32))
+        for row, found in zip(rows, squares(rows), strict=True):
+            exact = sum(Fraction(float(each)) ** 2 for each in row)
+            assert exact <= Fraction(float(found)) <= exact * (1 + 2 * Fraction(ROUNDED) * (size + 2))
 
 
 @pytest.mark.parametrize("flushes", [False, True])

@@ -107,13 +107,15 @@ def of_whole(gradients: Tensor) -> tuple[Form, list[Tensor], Tensor]:
 
 
 def without_denormals(tensor: Tensor) -> Tensor:
-    """Return a tensor with 0 in the place of denormals of float32, whether the processor takes these for 0 or not.
+    """Return a tensor with 0 in the place of numbers up to `SMALLEST_NORMAL`.
+
+    So no number is a denormal of float32, whether the processor takes these for 0 or not.
 
     Raises:
         ValueError: the tensor is neither of float32 nor of float64.
     """
     refuse_coarse(tensor)
-    return torch.where(tensor.abs() < SMALLEST_NORMAL, torch.zeros_like(tensor), tensor)
+    return torch.nn.functional.hardshrink(tensor, SMALLEST_NORMAL)
 
 
 def refuse_coarse(tensor: Tensor) -> None:
@@ -123,9 +125,13 @@ def refuse_coarse(tensor: Tensor) -> None:
 
 
 def squares(tensor: Tensor) -> Tensor:
-    """Return upper bounds of the sums of squares of the entries of each unit, shape (U,), double."""
-    flat = _flat(tensor).double()
-    return flat.square().sum(1) * (1 + ROUNDED * (flat.shape[1] + 2))
+    """Return upper bounds of the sums of squares of the entries of each unit, shape (U,), double.
+
+    The margin covers the roundings of the sum in double precision, in any order, of its root, and of the root's square.
+    """
+    flat = _flat(tensor)
+    norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+    return norms.square() * (1 + ROUNDED * (flat.shape[1] + 2))
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -161,4 +167,4 @@ def weighted(form: Form, held: Sequence[Tensor], factors: Tensor) -> tuple[list[
     chosen = torch.nonzero(factors)[:, 0]
     if len(chosen) == len(factors):
         return list(held), factors
-    return [each[chosen] for each in held], factors[chosen]
+    return [each.index_select(0, chosen) for each in held], factors[chosen]

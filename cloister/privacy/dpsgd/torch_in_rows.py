@@ -11,6 +11,7 @@ calls. A unit's contribution is added to the sum of others after its factor is c
 depend on all units; `noise` bounds them.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from cloister.privacy.dpsgd.noise import ROOT, SMALLEST_FACTOR, most_at_once, ov
 from cloister.privacy.dpsgd.torch_calls import Loss, copies, equal_results, losses_of, seedable, tensors_of
 from cloister.privacy.dpsgd.torch_forms import joined, weighted
 from cloister.privacy.dpsgd.torch_tracing import NotCapturable, inputs_of, losses_graph, values_of
-from cloister.privacy.dpsgd.torch_uses import HeldGraph, Shape
+from cloister.privacy.dpsgd.torch_uses import HeldGraph, Part, Shape
 from cloister.utils.arrays import Network, Tensor
 
 USUAL = 16
@@ -104,9 +105,15 @@ class TorchInRows:
         used = (mask[table].any(axis=2) & real).any(axis=1)  # a round without a unit would add zero
         bounds = np.broadcast_to(np.asarray(bound, np.float64), len(mask))
         values, parts = self.values(), self._graph.parts
-        totals = [torch.zeros(part.shape, dtype=torch.float64) for part in parts]
+        totals: dict[int, Tensor] = {}
         kept: list[list[tuple[list[Tensor], Tensor]]] = [[] for _ in parts]
         clipped = non_finite = 0
+
+        def add(part: Part, several: Sequence[Tensor], factors: Tensor) -> None:
+            if len(factors):
+                summed, number = part.form.summed(several, factors).reshape(part.shape), part.number
+                totals[number] = totals[number].add_(summed) if number in totals else summed.double()
+
         with torch.no_grad(), torch.inference_mode(False), equal_results(fill=False):
             for places, own, seed in zip(table[used], real[used], seeds[np.flatnonzero(used)], strict=True):
                 counted = mask[places] & own[:, None]
@@ -119,16 +126,12 @@ class TorchInRows:
                     mine = weighted(part.form, [next(rest) for _ in range(part.form.count)], found[0])
                     if part.form.is_kept:
                         kept[number].append(mine)
-                    elif len(mine[1]):
-                        totals[number] += part.form.summed(*mine).reshape(part.shape)
-            for number, part in enumerate(parts):
-                if kept[number]:
-                    several = zip(*(mine for mine, _ in kept[number]), strict=True)
-                    factors = torch.cat([own for _, own in kept[number]])
-                    if len(factors):
-                        totals[number] += part.form.summed([joined(each) for each in several], factors).reshape(
-                            part.shape
-                        )
+                    else:
+                        add(part, *mine)
+            for part, several in zip(parts, kept, strict=True):
+                if several:
+                    held_of_all = zip(*(mine for mine, _ in several), strict=True)
+                    add(part, [joined(each) for each in held_of_all], joined([own for _, own in several]))
         return Sums(self._in_order(totals, values), clipped, non_finite)
 
     def values(self) -> list[Tensor]:
@@ -202,11 +205,12 @@ class TorchInRows:
             if not float((one - other).norm()) <= ALIKE * float(other.norm()) + UNLIKE * largest:
                 raise NotCapturable("gradients of several examples at once differ from those of plain autograd")
 
-    def _in_order(self, totals: list[Tensor], values: list[Tensor]) -> list[NDArray]:
-        """Return the sums with respect to parameters from those with respect to views of them."""
+    def _in_order(self, totals: Mapping[int, Tensor], values: list[Tensor]) -> list[NDArray]:
+        """Return the sums with respect to parameters from those with respect to views of them, by their numbers."""
         sums = {
-            part.number: part.back(own, values[part.number])
-            for part, own in zip(self._graph.parts, totals, strict=True)
+            part.number: part.back(totals[part.number], values[part.number])
+            for part in self._graph.parts
+            if part.number in totals
         }
         return [
             np.ascontiguousarray(sums[number].numpy()) if number in sums else np.zeros(tuple(own.shape))
