@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from cloister.deploy.credentials import checked_node_key
 from cloister.deploy.provision.federation import NAME
+from cloister.deploy.provision.folder import ISSUED, Kits
 from cloister.flower import flower_home
 from cloister.flower.control import (
     control_pb2,
@@ -148,6 +149,13 @@ def living_nodes(connection: str) -> list[dict[str, str]]:
     """
     with control(connection) as opened:
         return [node.facts for node in opened.nodes() if node.status != GONE]
+
+
+def kits_of_operator() -> tuple[Kits, bool]:
+    """Return the kits beside the operator's settings, and whether they are those of the whole federation."""
+    home = flower_home().resolve()
+    together = home.name == "operator" and (home.parent / ISSUED).is_file()
+    return Kits(home.parent if together else home), together
 
 
 def key_file(name: str) -> Path:

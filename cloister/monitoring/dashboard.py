@@ -16,8 +16,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cloister.monitoring.alerts import Finding, findings
-from cloister.monitoring.snapshot import Places, Snapshot, look
+from cloister.monitoring.snapshot import Finding, Places, Snapshot, findings, look
 from cloister.server.reports.html.templates import filled
 from cloister.server.reports.rundir import RUN_NAME
 from cloister.server.reports.status import RunState, format_state, run_directories, run_state

@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cloister.monitoring.alerts import Finding, findings
-from cloister.monitoring.snapshot import Places, Snapshot, look
+from cloister.monitoring.snapshot import Finding, Places, Snapshot, findings, look
 from cloister.server.reports.status import RunState
 from cloister.utils.errors import ConfigError, FederationError
 from cloister.utils.posting import post

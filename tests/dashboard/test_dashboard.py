@@ -20,10 +20,9 @@ from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.monitoring import snapshot as snapshots
-from cloister.monitoring.alerts import findings
 from cloister.monitoring.dashboard import HEADERS, KEPT, CachedView, Guard, application
 from cloister.monitoring.metrics import Latest, registry
-from cloister.monitoring.snapshot import Places
+from cloister.monitoring.snapshot import Places, findings
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger

@@ -18,9 +18,10 @@ from two_sites import contents
 from typer.testing import CliRunner
 
 from cloister import cli
+from cloister.cli import operate
 from cloister.client.keys import identity
 from cloister.client.node import node_of
-from cloister.deploy import commands, sites
+from cloister.deploy import sites
 from cloister.deploy.provision import rosters
 from cloister.deploy.provision.folder import Kits
 from cloister.deploy.provision.kits import provision
@@ -389,7 +390,7 @@ class TestTwoOperators:
                     pass
             return found
 
-        monkeypatch.setattr(commands.typer, "echo", said)
+        monkeypatch.setattr(operate.typer, "echo", said)
         monkeypatch.setattr(operator.control, "nodes", looked)
         try_to("first", first)
         other.join()
@@ -397,7 +398,7 @@ class TestTwoOperators:
 
     def test_a_name_is_given_once(self, operator, monkeypatch):
         keys = [operator.folder / "operator" / "nodes" / f"{name}.pub" for name in ("north", "south")]
-        both = [partial(commands.approve, "trial", "new", key) for key in keys]
+        both = [partial(operate.approve, "trial", "new", key) for key in keys]
         refused = self.at_once(operator, monkeypatch, *both)
         assert list(refused) == ["second"] and "site 'new' is registered" in refused["second"]
         assert [node.name for node in operator.control.nodes()] == ["new"]
@@ -413,7 +414,7 @@ class TestTwoOperators:
             operator.control.nodes()
             return found
 
-        both = [partial(commands.remove, "trial", name) for name in ("north", "south")]
+        both = [partial(operate.remove, "trial", name) for name in ("north", "south")]
         with monkeypatch.context() as patch:
             patch.setattr(rosters, "_newest", slow)
             assert self.at_once(operator, monkeypatch, *both) == {}

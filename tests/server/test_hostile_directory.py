@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from cloister import cli
 from cloister.audits.audit import Effort, FinishedRun, audit
 from cloister.audits.findings import Audited
-from cloister.monitoring.alerts import findings
-from cloister.monitoring.snapshot import Places, look
+from cloister.monitoring.snapshot import Places, findings, look
 from cloister.predict import predict
 from cloister.server.reports.compare.runs import read_runs
 from cloister.server.reports.console import ConsoleReporter

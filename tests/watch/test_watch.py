@@ -19,9 +19,8 @@ from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.monitoring import snapshot as snapshots
-from cloister.monitoring.alerts import findings
 from cloister.monitoring.metrics import Latest, Watch, change, registry
-from cloister.monitoring.snapshot import Places, Snapshot, look
+from cloister.monitoring.snapshot import Places, Snapshot, findings, look
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger

@@ -15,16 +15,25 @@ import typer
 from typer.core import TyperGroup
 
 import cloister
+from cloister.cli.operate import (
+    FAILED,
+    dashboard,
+    ledger,
+    provision_kits,
+    site,
+    status,
+    superexec,
+    superlink,
+    warm_node,
+    watch,
+)
 from cloister.config.io import read_settings
-from cloister.deploy.commands import site
-from cloister.monitoring.commands import check_once, dashboard, watch
-from cloister.privacy.commands import ledger
 from cloister.utils.crash import FULL, INTERRUPTED, Crash, for_owner, one_line
 from cloister.utils.errors import BudgetExhausted, ConfigError, SettingsError
 from cloister.utils.text import clean, counted
 
-FAILED, MISUSED, BUDGET_SPENT = 1, 2, 3
-"""Exit codes; 0: what was asked for was done."""
+MISUSED, BUDGET_SPENT = 2, 3
+"""Exit codes, beside `FAILED`; 0: what was asked for was done."""
 WIDTH = 110
 """Of what is printed, in characters."""
 EXIT_CODES = {"as-asked": 0, "budget": BUDGET_SPENT, "site-budgets": BUDGET_SPENT, "operator": INTERRUPTED}
@@ -183,56 +192,8 @@ def plan(
         raise ConfigError(nothing)
 
 
-@app.command("warm-node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def warm_node(
-    context: typer.Context,
-    keras: Annotated[bool, typer.Option(help="Import Keras beforehand, where installed, for tasks in it.")] = True,
-    torch: Annotated[bool, typer.Option(help="Import PyTorch beforehand, where installed, for tasks in it.")] = True,
-    fastest_poll: Annotated[float, typer.Option(help="Seconds between looks for messages, just after one.")] = 0.1,
-    slowest_poll: Annotated[float, typer.Option(help="Seconds between looks for messages, in the long run.")] = 5.0,
-) -> None:
-    """Run a SuperNode whose clients start at once; takes the options of flower-supernode."""
-    from cloister.deploy.warm.node import run_node
-
-    frameworks = [name for name, wanted in (("keras", keras), ("torch", torch)) if wanted]
-    raise typer.Exit(run_node(context.args, frameworks, (fastest_poll, slowest_poll)))
-
-
-@app.command()
-def status(
-    connection: Annotated[str, typer.Argument()] = "",
-    output: Annotated[Path, typer.Option("--runs", help="An output-dir, or one run directory.")] = Path("runs"),
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="For a monitor: say what is wrong; exit code 0: nothing, 1: warnings, 2: more."),
-    ] = False,
-) -> None:
-    """Show the nodes and runs of a SuperLink, and how far the newest run in output-dir is; exit code 1 if it died.
-
-    CONNECTION is a SuperLink connection of Flower's config.toml.
-    """
-    if check:
-        raise typer.Exit(check_once(connection, output))
-    from cloister.deploy.provision.rosters import on_roster
-    from cloister.deploy.sites import living_nodes
-    from cloister.deploy.warm.probe import warnings_of
-    from cloister.monitoring.snapshot import Places, look
-    from cloister.server.reports.status import as_json, newest_run, run_state, superlink_runs, told
-
-    run = run_state(newest_run(output)) if output.is_dir() or not connection else None
-    seen = look(Places(runs=output if output.is_dir() else None))
-    if run is not None and seen.hides_progress and not run.hides_progress:
-        run = run.without_ledger()
-    budgets = {} if seen.hides_progress else seen.spent
-    superlink = None
-    if connection:
-        nodes = living_nodes(connection)
-        superlink = {"warnings": warnings_of(connection), "nodes": nodes, "runs": superlink_runs(connection)}
-        superlink["roster"] = on_roster()
-    typer.echo(as_json(run, superlink, budgets) if json else "\n".join(told(run, superlink, budgets)))
-    if run is not None and run.state == "dead":
-        raise typer.Exit(FAILED)
+app.command("warm-node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(warm_node)
+app.command()(status)
 
 
 check = typer.Typer(help="Try out what you wrote, or this machine, before a run.", no_args_is_help=True)
@@ -503,52 +464,6 @@ app.add_typer(ledger, name="ledger")
 app.add_typer(site, name="site")
 app.command()(watch)
 app.command()(dashboard)
-
-
-@app.command(name="provision")
-def provision_kits(
-    description: Annotated[Path, typer.Argument()],
-    output: Annotated[Path, typer.Option(help="Folder for the kits.")] = Path("kits"),
-    renew: Annotated[bool, typer.Option("--renew", help="Make a new server certificate.")] = False,
-    renew_authority: Annotated[
-        bool, typer.Option("--renew-authority", help="Make new certificates of our own authority and of the server.")
-    ] = False,
-    remake: Annotated[
-        list[str] | None,
-        typer.Option(help="server, operator or sites/NAME: make a kit anew that was made before and is not here."),
-    ] = None,
-) -> None:
-    """Write a start-up kit for the server, the operator and each site; again: add what is missing.
-
-    DESCRIPTION is a federation.toml: the server, the authority and the sites.
-    """
-    from cloister.deploy.provision.kits import provision, show
-    from cloister.deploy.provision.scripts import policy_for
-
-    show(provision(description, output, policy_for, renew, renew_authority, remake or []))
-
-
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def superlink(
-    context: typer.Context,
-    operators: Annotated[Path, typer.Option(help="File of SHA-256 digests of operators' tokens.")],
-    max_database: Annotated[int, typer.Option(min=1, help="Largest size of the state database, in megabytes.")] = 8000,
-) -> None:
-    """Flower's SuperLink, which takes orders from provisioned operators only; other options are flower-superlink's."""
-    from cloister.deploy.superlink.serve import serve
-
-    serve(operators, context.args, max_database)
-
-
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def superexec(
-    context: typer.Context,
-    resume: Annotated[int, typer.Option(min=0, help="How often a server app that is killed resumes its run.")] = 0,
-    tasks: Annotated[
-        Path | None, typer.Option(help="With --resume: folder where the next executor finds what this one has begun.")
-    ] = None,
-) -> None:
-    """Flower's executor of server apps, with tasks' tokens kept out of arguments; options are flower-superexec's."""
-    from cloister.deploy.superexec import run
-
-    run(context.args, resume, tasks)
+app.command(name="provision")(provision_kits)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(superlink)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(superexec)
