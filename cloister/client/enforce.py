@@ -11,8 +11,8 @@ from cloister.client.node import Node
 from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_side
 from cloister.client.request import EvaluateRequest, ProtocolRequest, Request, TrainRequest
 from cloister.client.trainers import model_and_trainer_of, requested_plan
+from cloister.config.privacy import ENABLED, SecureAggregationConfig
 from cloister.config.run import RunConfig
-from cloister.config.secure import ENABLED, SecureAggregationConfig
 from cloister.privacy.accounting.budget import multiplier_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.mechanisms.distributed.steps import DistributedStep

@@ -29,9 +29,8 @@ from cloister.config.io import (
     kebab,
     read_options,
 )
-from cloister.config.privacy import DEFAULTS, PrivacyConfig
+from cloister.config.privacy import DEFAULTS, ENABLED, PrivacyConfig, SecureAggregationConfig, with_parties
 from cloister.config.renamed import RENAMED, refusal
-from cloister.config.secure import ENABLED, SecureAggregationConfig, with_parties
 from cloister.privacy.mechanisms.distributed.shared import SharedRelease
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, LARGEST_MULTIPLIER, THRESHOLD
 from cloister.privacy.mechanisms.distributed.steps import SAMPLING_RATE, SMALLEST_RATE

@@ -13,8 +13,8 @@ from cloister.client.ledgers import InMemoryLeakage, InMemoryLedger
 from cloister.client.noise import leakage_budget, leaked
 from cloister.config.calibration import events_of_clients
 from cloister.config.io import Scalar
+from cloister.config.privacy import SWITCHED_OFF
 from cloister.config.run import RunConfig, parse
-from cloister.config.secure import SWITCHED_OFF
 from cloister.config.variants import PluginPrivacy
 from cloister.estimate.quantities import Asked
 from cloister.privacy.accounting.budget import PrivacyBudget

@@ -21,8 +21,8 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from cloister.config.calibration import calibrated, events_of_clients, smallest_multiplier
+from cloister.config.privacy import SWITCHED_OFF
 from cloister.config.run import RunConfig, parse
-from cloister.config.secure import SWITCHED_OFF
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.filters import OverflowFilter, cost, filter_for

@@ -17,8 +17,8 @@ from cloister.client.data import LocalData, handing_out, local_data, task_of
 from cloister.client.node import node_of
 from cloister.client.trainers import model_and_trainer_of
 from cloister.config.io import Scalar
+from cloister.config.privacy import SWITCHED_OFF
 from cloister.config.run import RunConfig, parse
-from cloister.config.secure import SWITCHED_OFF
 from cloister.config.variants import GlobalPrivacy, MetricPrivacy
 from cloister.flower.messages import ErrorCode
 from cloister.server.build import build

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cloister.config.io import Scalar
+from cloister.config.privacy import ENABLED, NODES, SWITCHED_OFF
 from cloister.config.run import RunConfig, parse
-from cloister.config.secure import ENABLED, NODES, SWITCHED_OFF
 from cloister.privacy.claims.report import leakage_report
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD
 from cloister.server.build import build

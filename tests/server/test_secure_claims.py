@@ -11,8 +11,8 @@ from support import failures
 
 from cloister.client import secure
 from cloister.client.app import app
+from cloister.config.privacy import SWITCHED_OFF
 from cloister.config.run import parse
-from cloister.config.secure import SWITCHED_OFF
 from cloister.estimate.preview import Options, preview
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget

@@ -3,8 +3,8 @@
 import pytest
 from secure_runs import settings
 
+from cloister.config.privacy import LARGEST_COHORT, SMALLEST, with_parties
 from cloister.config.run import parse
-from cloister.config.secure import LARGEST_COHORT, SMALLEST, with_parties
 from cloister.estimate.preview import Options, preview
 from cloister.server.reports.console import ConsoleReporter
 from cloister.simulation.simulate import simulate, with_cohort
