@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_serializer, model_validator
 
@@ -35,6 +35,7 @@ from cloister.privacy.mechanisms.distributed.shared import SharedRelease
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, LARGEST_MULTIPLIER, THRESHOLD
 from cloister.privacy.mechanisms.distributed.steps import SAMPLING_RATE, SMALLEST_RATE
 from cloister.utils.errors import ConfigError
+from cloister.utils.files import Json
 from cloister.utils.text import suggestion
 
 SCATTERING = "scattering"
@@ -664,7 +665,7 @@ def _nested(flat: Mapping[str, Scalar]) -> dict[str, object]:
     return {**sections.pop("", {}), **sections}
 
 
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
+def flatten(nested: Json, prefix: str = "") -> dict[str, Scalar]:
     """Return the keys of a nested mapping in dotted form.
 
     Args:

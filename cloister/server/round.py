@@ -14,7 +14,7 @@ from cloister.server.screening import Rejection, printable
 from cloister.server.stopping import EarlyStopping, Ended, Ending, Stop, StopAsked
 from cloister.server.strategy_wrapper import Measurements, StrategyWrapper
 from cloister.utils.errors import BudgetExhausted, FederationError, TooFewNodes
-from cloister.utils.files import DAY
+from cloister.utils.files import DAY, Json
 
 SECRET = ("asked", "accepted", "rejected")
 """Measurements that reveal the drawn cohort."""
@@ -101,13 +101,13 @@ class Round:
         return self.measured is not None and self.measured.accepted > 0 and not self.measured.abandoned
 
     @staticmethod
-    def line_has_counted(line: Mapping[str, Any]) -> bool:
+    def line_has_counted(line: Json) -> bool:
         """Return whether a line of `rounds.jsonl` shows that a reply counted; one without these numbers shows none."""
         found = line.get("measured")
         return isinstance(found, dict) and bool(found.get("accepted")) and not found.get("abandoned")
 
     @classmethod
-    def of_line(cls, line: Mapping[str, Any]) -> "Round":
+    def of_line(cls, line: Json) -> "Round":
         """Return a round with the scores of `line`, without its measurements."""
         scores = ("central", "federated", "train", "seconds")
         return cls(line["round"], **{name: line[name] for name in scores if name in line})
@@ -162,7 +162,7 @@ class RoundLoop:
     strategy: StrategyWrapper
     score: Score | None
     observers: list[Observer]
-    public: Mapping[str, Any]
+    public: Mapping[str, str | int]
     timeout: float
     every: int = 1
     stopping: EarlyStopping = field(default_factory=lambda: EarlyStopping(0))

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
 from uuid import uuid4
 
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
@@ -17,6 +16,7 @@ from cloister.flower.messages import LOCAL_RUN, ErrorCode, Run, assume_run
 from cloister.server.polling_grid import WatchedGrid, answered, asked_to, noop
 from cloister.utils.crash import WITHHELD, Failure, for_owner
 from cloister.utils.errors import FederationError, NodeConfigError
+from cloister.utils.files import Json, JsonTable
 from cloister.utils.wire import LEAKAGE, NOISED_LEAKAGE, number
 
 MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD = -3, 32 << 20
@@ -134,7 +134,7 @@ class LocalGrid(WatchedGrid):
         """
         return self.pull_messages(self.push_messages(messages))
 
-    def memories(self) -> dict[str, Any]:
+    def memories(self) -> JsonTable:
         """Return the records of the nodes that have some: their releases and their roles."""
         states = {str(node): context.state for node, context in self._contexts.items()}
         found = {
@@ -146,7 +146,7 @@ class LocalGrid(WatchedGrid):
         }
         return {node: records for node, records in found.items() if any(records.values())}
 
-    def remember(self, memories: Mapping[str, Any]) -> None:
+    def remember(self, memories: Json) -> None:
         """Restore the records of the nodes.
 
         Args:

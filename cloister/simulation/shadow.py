@@ -116,7 +116,7 @@ class Shadow:
             strategy = plan.strategy.calibrated(Layout.of(first), config.num_rounds)
             plan.budget.begin("shadow")
             grid = LocalGrid(_answering(config, parts), config.flat(), nodes)
-            public = {SEED: seed, **frozen_digest_field(self.model)}
+            public: dict[str, str | int] = {SEED: seed, **frozen_digest_field(self.model)}
             loop = RoundLoop(grid, strategy, None, [note], public, config.round_timeout, to_the_end=True)
             loop.run(to_record(dict(first)), rounds or config.num_rounds)
         return seen

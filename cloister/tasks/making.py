@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -186,7 +185,11 @@ def model_of(task: Task) -> Model:
             is to be kept; or its framework is not installed.
     """
     try:
-        model: Model = _wrapped(task.build(), task)
+        model = task.build()
+        for library, (network, module, name) in NETWORKS.items():  # no library is imported for the question
+            if library in sys.modules and isinstance(model, attrgetter(network)(sys.modules[library])):
+                model = getattr(import_module(module), name)(task.build)
+                break
     except ModuleNotFoundError as error:
         if missing := missing_extra(error):
             raise ConfigError(f"task {task.config.name!r}, model {task.model_name!r}: {missing}") from None
@@ -206,14 +209,6 @@ def model_of(task: Task) -> Model:
             )
         model.keep_state()
     return model
-
-
-def _wrapped(built: Any, task: Task) -> Any:
-    """Return the model around a network; anything else as it is. No library is imported for the question."""
-    for library, (network, module, model) in NETWORKS.items():
-        if library in sys.modules and isinstance(built, attrgetter(network)(sys.modules[library])):
-            return getattr(import_module(module), model)(task.build)
-    return built
 
 
 def explained_model_of(task: Task) -> Model:

@@ -17,7 +17,6 @@ Sources: Bruna and Mallat (2013), arXiv:1203.1513, §2; Oyallon and Mallat (2015
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import scipy.fft
@@ -32,7 +31,7 @@ MARGIN = 8
 ALIASES = np.arange(-2, 3) * 2 * np.pi
 """Periods of the frequency that are summed: a filter is sampled at whole pixels."""
 
-Complex = NDArray[np.complexfloating[Any, Any]]
+Complex = NDArray[np.complex64 | np.complex128]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ file has it.
 import warnings
 from collections.abc import Callable
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +88,7 @@ def patient_of(encoded: bytes) -> str:
         raise Unreadable("is a damaged DICOM file") from None
 
 
-def _dataset(encoded: bytes, **given: Any) -> "Dataset":
+def _dataset(encoded: bytes, **given: bool | list[str]) -> "Dataset":
     try:
         import pydicom
     except ImportError:
