@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cloister.client.node import NodeConfig
 from cloister.config.privacy import PrivacyConfig
+from cloister.privacy.dpsgd import nested
 from cloister.privacy.dpsgd.batches import rows_of, units_of
 from cloister.privacy.dpsgd.descent import Descent
 from cloister.privacy.dpsgd.local_steps import LocalSteps
@@ -26,9 +27,10 @@ from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.numpy_models import NumpyModel, SoftmaxRegression
 from cloister.tasks.recipe import Augmentation, key_of
+from cloister.tasks.targets import Target
 from cloister.training.plan import TrainingPlan
 from cloister.training.trainers import refuse_what_needs_keras, weighted_gradients
-from cloister.utils.arrays import Row
+from cloister.utils.arrays import Row, Tensor
 from cloister.utils.errors import ConfigError, PrivacyError
 
 D = TypeVar("D", bound=Descent)
@@ -308,6 +310,42 @@ class DescentTrainer(PrivateTrainer, Generic[D]):
         return np.ones(len(chosen), np.float32) if factors is None else factors
 
 
+def weighted_loss(
+    targets: Iterable[Target],
+    losses: Callable[[list[Tensor], Tensor], Iterable[Tensor]],
+    cast: Callable[[Tensor, Tensor], Tensor],
+) -> Callable[[list[Tensor], Tensor], Tensor]:
+    """Return the sum of an example's losses times its weight, before clipping, as a function of labels and outputs.
+
+    The last of the labels is the weight. It is a function of the example alone: of its class, or its own.
+
+    Args:
+        targets: of the model, each with its weight in the sum.
+        losses: of each target, from the labels and the model's outputs.
+        cast: converts a tensor to a dtype.
+    """
+    shares = [target.weight for target in targets]
+
+    def weighted(y: list[Tensor], outputs: Tensor) -> Tensor:
+        *labels, weights = y
+        first, *rest = (share * each for share, each in zip(shares, losses(labels, outputs), strict=True))
+        total = sum(rest, first)
+        return total * cast(weights, total.dtype)
+
+    return weighted
+
+
+def probe_of(x: nested.Examples, targets: Iterable[Target]) -> nested.Probe:
+    """Return a probe of a model with `weighted_loss`: the last of its labels are the weights of examples.
+
+    Args:
+        x: `MADE_UP` dummy inputs of the model.
+        targets: of the model.
+    """
+    y = [np.zeros((nested.MADE_UP, *target.shape), target.dtype) for target in targets]
+    return x, [*y, np.zeros(nested.MADE_UP, np.float32)]
+
+
 class PrivateNumpyTrainer(PrivateTrainer):
     """Trainer with plain SGD on clipped and noised sums of the gradients of examples or groups.
 
@@ -366,11 +404,8 @@ class PrivateNumpyTrainer(PrivateTrainer):
         """Return the gradients of the numbered units, arrays of their shapes, and the units' shares of S."""
         gradients = (partial(self._gradient, units.examples_of(number)) for number in batch)
         like = tuple(weight.reshape(-1) for weight in self.model.weights.values())
-        return gradients, like, (self._share(units.examples_of(number)) for number in batch)
-
-    def _share(self, unit: Examples) -> float:
-        """Return a unit's share of S: the mean of its examples' shares."""
-        return float(self._recipe.clip_shares(unit).mean())
+        shares = (float(self._recipe.clip_shares(units.examples_of(number)).mean()) for number in batch)
+        return gradients, like, shares
 
     def _gradient(self, unit: Examples) -> Row:
         """Return the mean gradient of a unit's examples, weighted and flat."""

@@ -4,11 +4,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.client.dp_sgd import DescentTrainer, Units
+from cloister.client.dp_sgd import DescentTrainer, Units, probe_of, weighted_loss
 from cloister.config.privacy import PrivacyConfig
-from cloister.privacy.dpsgd.nested import MADE_UP, Probe
+from cloister.privacy.dpsgd.nested import MADE_UP
 from cloister.privacy.dpsgd.step import DpSgd
-from cloister.privacy.dpsgd.tracing import Loss
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel
@@ -44,14 +43,18 @@ class PrivateKerasTrainer(DescentTrainer[DpSgd]):
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
 
     def _built(self, batch_size: int) -> DpSgd:
+        x = tf.nest.map_structure(
+            lambda spec: np.zeros((MADE_UP, *spec.shape[1:]), spec.dtype.as_numpy_dtype), self.model.specs
+        )
+        targets = self.model.targets.values()
         return DpSgd(
             self.model.keras,
             batch_size=batch_size,
             noise_multiplier=self.privacy.dp_sgd.noise_multiplier,
             clipping_norm=self.privacy.dp_sgd.clipping_norm,
             optimizer=self._optimizer,
-            loss=_loss(self.model),
-            probe=_probe(self.model),
+            loss=weighted_loss(targets, self.model.losses, tf.cast),
+            probe=probe_of(x, targets),
             group_cap=self.group_cap,
         )
 
@@ -79,31 +82,3 @@ class PrivateKerasTrainer(DescentTrainer[DpSgd]):
         """Return inputs, targets with the weights of examples, and examples of the numbered units."""
         chosen = units.of_batch(batch)
         return self.model.given(chosen.x), [*self.model.expected(chosen.y), self._weights(chosen)], chosen
-
-
-def _probe(model: KerasModel) -> Probe:
-    """Return dummy examples in the structure, the shapes and the dtypes of the model: zeros.
-
-    The last of the targets are the weights of examples.
-    """
-    x = tf.nest.map_structure(lambda spec: np.zeros((MADE_UP, *spec.shape[1:]), spec.dtype.as_numpy_dtype), model.specs)
-    y = [np.zeros((MADE_UP, *target.shape), target.dtype) for target in model.targets.values()]
-    return x, [*y, np.zeros(MADE_UP, np.float32)]
-
-
-def _loss(model: KerasModel) -> Loss:
-    """Return the sum of an example's losses times its weight, before clipping.
-
-    The weight is a function of the example alone: of its class, or its own.
-    """
-
-    def weighted(y: list[Tensor], outputs: Tensor) -> Tensor:
-        *targets, weights = y
-        first, *rest = (
-            target.weight * losses
-            for target, losses in zip(model.targets.values(), model.losses(targets, outputs), strict=True)
-        )
-        total = sum(rest, first)
-        return total * tf.cast(weights, total.dtype)
-
-    return weighted

@@ -5,17 +5,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.client.dp_sgd import DescentTrainer, Units
+from cloister.client.dp_sgd import DescentTrainer, Units, probe_of, weighted_loss
 from cloister.config.privacy import PrivacyConfig
-from cloister.privacy.dpsgd.nested import MADE_UP, Probe, mapped
-from cloister.privacy.dpsgd.torch_calls import Loss
+from cloister.privacy.dpsgd.nested import MADE_UP, mapped
 from cloister.privacy.dpsgd.torch_step import TorchDpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.torch_model import TorchModel
 from cloister.training.plan import TrainingPlan
 from cloister.training.torch_trainer import optimizer_of, refuse_callbacks, set_rate, try_optimizer
-from cloister.utils.arrays import Tensor
 
 
 class PrivateTorchTrainer(DescentTrainer[TorchDpSgd]):
@@ -45,6 +43,7 @@ class PrivateTorchTrainer(DescentTrainer[TorchDpSgd]):
         self._prepare(recipe.batch_size)
 
     def _built(self, batch_size: int) -> TorchDpSgd:
+        targets = self.model.targets.values()
         with self.model.in_training(0):
             return TorchDpSgd(
                 self.model.module,
@@ -52,8 +51,8 @@ class PrivateTorchTrainer(DescentTrainer[TorchDpSgd]):
                 noise_multiplier=self.privacy.dp_sgd.noise_multiplier,
                 clipping_norm=self.privacy.dp_sgd.clipping_norm,
                 optimizer=optimizer_of(self._recipe, self.model.trained.values()),
-                loss=_loss(self.model),
-                probe=_probe(self.model),
+                loss=weighted_loss(targets, self.model.losses, lambda weights, dtype: weights.to(dtype)),
+                probe=probe_of(_arrays(self.model.given(self.model.placeholders(MADE_UP))), targets),
                 group_cap=self.group_cap,
             )
 
@@ -90,31 +89,3 @@ class PrivateTorchTrainer(DescentTrainer[TorchDpSgd]):
 
 def _arrays(tensors: Any) -> Any:
     return mapped(lambda tensor: tensor.cpu().numpy(), tensors)
-
-
-def _probe(model: TorchModel) -> Probe:
-    """Return dummy examples in the structure, the shapes and the dtypes of the model.
-
-    The last of the targets are the weights of examples.
-    """
-    made_up = model.placeholders(MADE_UP)
-    y = [np.zeros((MADE_UP, *target.shape), target.dtype) for target in model.targets.values()]
-    return _arrays(model.given(made_up)), [*y, np.zeros(MADE_UP, np.float32)]
-
-
-def _loss(model: TorchModel) -> Loss:
-    """Return the sum of an example's losses times its weight, before clipping.
-
-    The weight is a function of the example alone: of its class, or its own.
-    """
-
-    def weighted(y: list[Tensor], outputs: object) -> Tensor:
-        *targets, weights = y
-        first, *rest = (
-            target.weight * losses
-            for target, losses in zip(model.targets.values(), model.losses(targets, outputs), strict=True)
-        )
-        total = sum(rest, first)
-        return total * weights.to(total.dtype)
-
-    return weighted
