@@ -229,15 +229,6 @@ def _normalised() -> Network:
     return _stack(*convolutions, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LayerNorm(24), 24)
 
 
-def _volumes() -> Network:
-    return _stack(nn.Conv3d(1, 2, 2), nn.InstanceNorm3d(2), nn.PReLU(), nn.ConvTranspose3d(2, 2, 2, 2), 128)
-
-
-def _pooled() -> Network:
-    pools = nn.MaxPool3d(2), nn.AvgPool3d((1, 2, 1)), nn.AdaptiveMaxPool3d(1)
-    return _stack(nn.Conv3d(1, 4, 2), nn.ELU(), *pools, 4)
-
-
 MODELS: Mapping[str, Model] = {
     "dense": Model(lambda: _stack(nn.Linear(6, 8), nn.ReLU(), 8), (6,)),
     "dense, wide": Model(lambda: _stack(nn.Linear(784, 128), nn.ReLU(), 128), (784,)),
@@ -256,8 +247,16 @@ MODELS: Mapping[str, Model] = {
     "dropout of nothing": Model(lambda: _stack(nn.Linear(6, 8), nn.Dropout(1e-12), 8), (6,)),
     "attention": Model(lambda: _stack(Attends(8, 2, batch_first=True), 8), (5, 8)),
     "transformer": Model(lambda: _stack(nn.TransformerEncoderLayer(8, 2, 6, 1e-12, batch_first=True), 32), (4, 8)),
-    "volumes": Model(_volumes, (1, 3, 3, 3)),
-    "pools of volumes": Model(_pooled, (1, 5, 5, 5)),
+    "volumes": Model(
+        lambda: _stack(nn.Conv3d(1, 2, 2), nn.InstanceNorm3d(2), nn.PReLU(), nn.ConvTranspose3d(2, 2, 2, 2), 128),
+        (1, 3, 3, 3),
+    ),
+    "pools of volumes": Model(
+        lambda: _stack(
+            nn.Conv3d(1, 4, 2), nn.ELU(), nn.MaxPool3d(2), nn.AvgPool3d((1, 2, 1)), nn.AdaptiveMaxPool3d(1), 4
+        ),
+        (1, 5, 5, 5),
+    ),
     "recurrence": Model(lambda: _stack(Recurrent(6, 4, batch_first=True), 4), (5, 6)),
     "matrices of positions": Model(lambda: _stack(Heads(), 16), (2, 6)),
     "places": Model(lambda: _stack(nn.Linear(6, 5), Places(), 34), (6,)),

@@ -172,7 +172,15 @@ def in_groups(examples: Examples, groups: NDArray, group: str) -> tuple[Examples
         groups: of each, shape (n,).
         group: the name of the groups, `task.group`.
     """
-    groups, named = _one_spelling(groups)
+    # A name with an extra space in some rows would count as two patients, and all rows without a name as one.
+    # Either way one person could move a sum by more than the clipping norm of one group.
+    named = np.ones(len(groups), np.bool_)
+    if groups.dtype.kind == "U":
+        names, spellings = np.unique(only_text(groups), return_inverse=True)
+        groups = np.array(list(map(spelt, names.tolist())), np.str_)[spellings.ravel()]
+        named = groups != ""
+    if not named.all():
+        logger.log(WARNING, "%d of %d rows are left out: they do not say whose they are", (~named).sum(), len(named))
     places, examples = np.flatnonzero(named), replace(examples, groups=groups)
     if named.all():
         return examples, places
@@ -195,23 +203,6 @@ def tell_ungrouped(config: TaskConfig) -> None:
     with suppress(Exception):  # a fault of this note must not change the messages of the node
         for text in task_of(config).ungrouped():
             logger.log(WARNING, "%s", text)
-
-
-def _one_spelling(groups: NDArray) -> tuple[NDArray, NDArray[np.bool_]]:
-    """Return group names in a unique spelling, and which rows have one.
-
-    A warning counts the remaining rows. A name with an extra space in some rows would count as two patients, and all
-    rows without a name as one patient. Either way one person could move a sum by more than the clipping norm of one
-    group.
-    """
-    if groups.dtype.kind != "U":
-        return groups, np.ones(len(groups), np.bool_)
-    names, places = np.unique(only_text(groups), return_inverse=True)
-    groups = np.array(list(map(spelt, names.tolist())), np.str_)[places.ravel()]
-    named = groups != ""
-    if not named.all():
-        logger.log(WARNING, "%d of %d rows are left out: they do not say whose they are", (~named).sum(), len(named))
-    return groups, named
 
 
 def split(examples: Examples, fraction: float, key: bytes) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

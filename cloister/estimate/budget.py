@@ -243,7 +243,13 @@ def within_node(
         """Return the events of a round for the unit that loses most over all clients that hold data of it."""
         holders = [each for each in shared if node.steps in each]
         together = events_of_clients(config.privacy, (), config.privacy.client.noise_multiplier, holders)
-        found = [_events(config, node), *(together if holders else ())]
+        request = replace(node.request, config=config.for_clients)
+        if config.privacy.client.counts_leakage:
+            own = leaked(request)
+        else:
+            charges = privacy_costs_of(request, node.node)
+            (own,) = (charge.events for charge in charges if charge.unit == budget.unit)
+        found = [own, *(together if holders else ())]
         return max(found, key=lambda events: sum(map(budget.cost, events)))
 
     def cost(multiplier: float) -> float:
@@ -252,16 +258,6 @@ def within_node(
 
     noise, why = _found(lambda: minimum_multiplier(cost, budget.limit, f"a budget of {epsilon:g}"))
     yield Within(budget.unit, whose, client.noise_key, noise, why, *_room(budget, costliest(config), config.num_rounds))
-
-
-def _events(config: RunConfig, node: Asked) -> Sequence[Event]:
-    """Return the events of a round for the unit of the budget."""
-    request = replace(node.request, config=config.for_clients)
-    if config.privacy.client.counts_leakage:
-        return leaked(request)
-    unit = node.unit if config.privacy.client.clips_gradients else "client"
-    (events,) = (charge.events for charge in privacy_costs_of(request, node.node) if charge.unit == unit)
-    return events
 
 
 def _found(calibrate: Callable[[], float]) -> tuple[float | None, str]:

@@ -143,7 +143,9 @@ def screen(
 
     fit = fitting(replies, asked, read, rejected)
     if intake is None:
-        kept = _finite(sorted(fit, key=_content_key), rejected, layout, sent)
+        # Sorted by content: node ids differ between runtimes, and float addition is not associative.
+        ordered = sorted(fit, key=lambda one: b"".join(part[:16].tobytes() + part[-16:].tobytes() for part in one.row))
+        kept = _finite(ordered, rejected, layout, sent)
         return replace(kept, rejected=_by_node(rejected))
     # Replies already in memory need no more of it: one pass sums and releases all of them.
     together = isinstance(replies, Sequence) or len(asked) <= TOGETHER
@@ -229,14 +231,6 @@ def _finite(replies: list[_Reply], rejected: list[Rejection], layout: Layout, se
         tuple(reply.examples for reply in kept),
         (),
     )
-
-
-def _content_key(reply: _Reply) -> bytes:
-    """Return a sort key from the content of a reply.
-
-    Node ids differ between runtimes, and float addition is not associative.
-    """
-    return b"".join(piece[:16].tobytes() + piece[-16:].tobytes() for piece in reply.row)
 
 
 def _records(message: Message, kind: type[R]) -> dict[str, R]:

@@ -149,7 +149,17 @@ def _data_and_model(config: RunConfig, data: Path | None, found: list[Examples],
     def read() -> dict[str, Examples]:
         try:
             with quiet("cloister.client"):  # the lines below report rows that are left out
-                return _parts(task, data)
+                # With `task.group` these are the examples that have a group; the faults count the others.
+                if data is None:
+                    loaded = benchmark_of(task.config)
+                    parts = {"load(), train": loaded.train, "load(), test": loaded.test}
+                else:
+                    parts = {"read()": read_by(task, data)}
+                group = task.config.group
+                return {
+                    where: part if not group or part.groups is None else in_groups(part, part.groups, group)[0]
+                    for where, part in parts.items()
+                }
         except DataError as error:
             rows.append(error.first)
             raise
@@ -179,23 +189,6 @@ def _data_and_model(config: RunConfig, data: Path | None, found: list[Examples],
         yield from (Line(kind, text) for kind, text in task.raw.described())
     about_model = _about_model(config, task, found[0] if found else None, tell)
     yield from (line for line in about_model if (found and not attributes) or line.kind == "fault")
-
-
-def _parts(task: Task, data: Path | None) -> dict[str, Examples]:
-    """Return a site's own data, or the parts of the benchmark, by the method that returns them.
-
-    With `task.group` these are the examples that have a group; the faults count the others.
-    """
-    if data is None:
-        loaded = benchmark_of(task.config)
-        parts = {"load(), train": loaded.train, "load(), test": loaded.test}
-    else:
-        parts = {"read()": read_by(task, data)}
-    group = task.config.group
-    return {
-        where: part if not group or part.groups is None else in_groups(part, part.groups, group)[0]
-        for where, part in parts.items()
-    }
 
 
 def _about_examples(task: Task, examples: Examples, where: str) -> Iterator[Line]:

@@ -228,15 +228,13 @@ class Date:
         absent = [is_absent(cell, missing) for cell in cells]
         days = [day_of(cell, self.form) for cell in cells]
         example = date(self.last, 12, 31).strftime(self.form)
+        between, such = f"must hold dates from {self.first} to {self.last}", f"must hold dates such as {example}"
         reasons = [
-            "" if gone or start <= day <= end else self._reason(day, example)
+            "" if gone or start <= day <= end else between if day else such
             for gone, day in zip(absent, days, strict=True)
         ]
         shares = [0.5 if gone else (day - start) / (end - start) for gone, day in zip(absent, days, strict=True)]
         return np.stack([np.array(shares, np.float64), np.array(absent, np.float64)], axis=1), reasons
-
-    def _reason(self, day: int, example: str) -> str:
-        return f"must hold dates from {self.first} to {self.last}" if day else f"must hold dates such as {example}"
 
 
 def day_of(cell: str, form: str) -> int:

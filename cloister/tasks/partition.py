@@ -91,7 +91,12 @@ def deal(
                 "task.partition iid, shards, dirichlet or natural, and task.examples-per-client = 0"
             )
         _, places = np.unique(groups, return_inverse=True)
-        parts = _by_labels(config, kind, _majorities(labels, places, classes), clients, rng, GROUPS)
+        count = int(places.max(initial=-1)) + 1
+        majorities = np.zeros(count, np.intp)  # most frequent class of each group; 0 if targets are not labels
+        if classes:
+            counts = np.bincount(places * classes + labels, minlength=count * classes)
+            majorities = counts.reshape(count, classes).argmax(axis=1)
+        parts = _by_labels(config, kind, majorities, clients, rng, GROUPS)
         return [np.flatnonzero(np.isin(places, part)) for part in parts]
     if config.examples_per_client:
         return of_one_size(labels, clients, config, kind, rng)
@@ -118,15 +123,6 @@ def _by_labels(
             return dirichlet(labels, clients, config.alpha, rng, of)
         case unknown:
             raise ConfigError(f"task.partition must be one of iid, shards, dirichlet, natural, table; got {unknown!r}")
-
-
-def _majorities(labels: NDArray, places: NDArray[np.intp], classes: int) -> NDArray[np.intp]:
-    """Return the most frequent class of each group; 0 if targets are not labels."""
-    groups = int(places.max(initial=-1)) + 1
-    if not classes:
-        return np.zeros(groups, np.intp)
-    counts = np.bincount(places * classes + labels, minlength=groups * classes)
-    return counts.reshape(groups, classes).argmax(axis=1)
 
 
 def iid(labels: NDArray, clients: int, rng: np.random.Generator) -> list[Indices]:

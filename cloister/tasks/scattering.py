@@ -103,29 +103,24 @@ def _padded(length: int) -> int:
     return length
 
 
-def _gaussian(along: NDArray, across: NDArray, deviation: float) -> NDArray:
-    """Return the Fourier transform of g at frequencies, summed over their aliases."""
-    return np.exp(-np.square(deviation) / 2 * (np.square(along) + np.square(across / SLANT)))
-
-
-def _gaussian_spectrum(frequencies: NDArray) -> NDArray:
-    """Return the spectrum of the sampled Gaussian of A along one axis."""
-    return np.exp(-np.square(SPREAD * STRIDE / 2 * (frequencies[:, None] + ALIASES)) / 2).sum(axis=1)
-
-
 def _morlet(rows: NDArray, columns: NDArray, scale: int, angle: int) -> NDArray:
     """Return the spectrum of ψ, shape (rows, columns): real, as ψ(-u) is the conjugate of ψ(u)."""
     turn, deviation, wave = np.pi * angle / ANGLES, SPREAD * 2**scale, WAVE / 2**scale
     y = (rows[:, None] + ALIASES)[:, None, :, None]
     x = (columns[:, None] + ALIASES)[None, :, None, :]
     along, across = np.cos(turn) * x + np.sin(turn) * y, np.cos(turn) * y - np.sin(turn) * x
-    moved, centred = (_gaussian(along - by, across, deviation).sum(axis=(2, 3)) for by in (wave, 0.0))
+    # The Fourier transform of g at frequencies, summed over their aliases.
+    moved, centred = (
+        np.exp(-np.square(deviation) / 2 * (np.square(along - by) + np.square(across / SLANT))).sum(axis=(2, 3))
+        for by in (wave, 0.0)
+    )
     return moved - moved[0, 0] / centred[0, 0] * centred
 
 
 def _averages(length: int, padded: int) -> NDArray[np.float32]:
     """Return A along one axis: weights of all pixels, in rows for every fourth pixel of the image."""
-    spectrum = _gaussian_spectrum(2 * np.pi * np.fft.fftfreq(padded))
+    frequencies = 2 * np.pi * np.fft.fftfreq(padded)[:, None] + ALIASES
+    spectrum = np.exp(-np.square(SPREAD * STRIDE / 2 * frequencies) / 2).sum(axis=1)  # of the sampled Gaussian
     kernel = np.fft.ifft(spectrum).real / spectrum[0]
     places = np.arange(padded)[None, :] - np.arange(0, length, STRIDE)[:, None]
     return kernel[places % padded].astype(np.float32)

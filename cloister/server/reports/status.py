@@ -160,7 +160,10 @@ def run_state(directory: Path) -> RunState:
     try:
         facts, written = read_json(directory / "config.json"), directory / "rounds.jsonl"
         config = facts["config"]
-        last = _last_round(written)
+        lines = written.read_text().rpartition("\n")[0].splitlines() if written.exists() else []
+        last = json.loads(lines[-1]) if lines else {}
+        if not isinstance(last, dict):
+            raise ValueError(f"a line of {written.name} must be a table, found {type(last).__name__}")
         changed = (written if last else directory / "config.json").stat().st_mtime
         measured = last.get("measured") or {}
         said = _last_words(directory)
@@ -218,15 +221,6 @@ def hides_progress(directory: Path) -> bool:
         return False  # the directory was removed in the meantime
     except (OSError, ValueError, AttributeError):
         return True
-
-
-def _last_round(written: Path) -> JsonTable:
-    """Return the last complete line of `rounds.jsonl`; empty without one."""
-    lines = written.read_text().rpartition("\n")[0].splitlines() if written.exists() else []
-    last = json.loads(lines[-1]) if lines else {}
-    if not isinstance(last, dict):
-        raise ValueError(f"a line of {written.name} must be a table, found {type(last).__name__}")
-    return last
 
 
 def _mechanisms(config: Mapping[str, object]) -> str:

@@ -171,10 +171,6 @@ def encode_clipped_sum(sums: Row, plan: Plan) -> NDArray[np.int64]:
     return np.nan_to_num(np.clip(np.rint(flat, out=flat), -most, most, out=flat), copy=False, nan=0.0).astype(np.int64)
 
 
-def _rate_of_1(server_round: int) -> float:
-    return 1.0
-
-
 @dataclass(frozen=True)
 class DistributedStep(SharedRelease):
     """Release of a round of `SharedDpSgd`: the model after one step, for the strategy around it.
@@ -185,7 +181,7 @@ class DistributedStep(SharedRelease):
     """
 
     dp_sgd: SharedDpSgd
-    rate: Callable[[int], float] = _rate_of_1
+    rate: Callable[[int], float] = lambda _: 1.0
 
     name = "dp-sgd"
     premises = SharedDpSgd.premises

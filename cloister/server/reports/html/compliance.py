@@ -373,7 +373,10 @@ def entry_of(facts: Facts, entry: Entry, statements: Statements) -> dict[str, ob
         ConfigError: the run has no sound claim with an ε.
     """
     claim, figure = _strongest(facts)
-    told = {question.key: _told(question) for question in questions(facts, statements)}
+    told = {}  # the answers of the officer's page in one line each, or the open questions
+    for question in questions(facts, statements):
+        stated = f"The operator states: {question.stated}" if question.stated else f"Not stated: {question.open}."
+        told[question.key] = clean(" ".join([*question.facts, stated]))
     every = [
         f"ε = {at_most(each.epsilon, 6)} at δ = {at_most(each.delta or 0.0)} for one {claim.word_for(each.unit)}, "
         f"{about or each.scope}: against {each.adversary}"
@@ -452,12 +455,6 @@ def _strongest(facts: Facts) -> tuple[Claim, Figure]:
         f"{facts.name} has no sound claim with an ε: the registry is for deployments with a guarantee, so no entry is "
         "written"
     )
-
-
-def _told(question: Question) -> str:
-    """Return the answer of the officer's page in one line, or the open question."""
-    stated = f"The operator states: {question.stated}" if question.stated else f"Not stated: {question.open}."
-    return clean(" ".join([*question.facts, stated]))
 
 
 def _lines(items: list[str]) -> str:
