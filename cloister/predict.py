@@ -177,7 +177,8 @@ def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predi
         names = tuple(task.class_names) if task.classes else ()
         about = (number, len(files), names, task.targets, scored.reasons, len(rows))
         found.append(Predictions(scored.names, outputs, metrics, *about))
-    return min(found, key=_loss)
+    losses = [each.metrics.get("loss", 0.0) for each in found]
+    return found[int(np.argmin(np.where(np.isnan(losses), np.inf, losses)))]
 
 
 def read(task: Task, data: Path) -> Scored:
@@ -251,11 +252,6 @@ def _models(folder: Path) -> list[Path]:
         named = " or ".join(f"model.{suffix}" for suffix in OF_MODELS)
         raise DataError(f"{folder} must hold one {named}, or hypothesis-0 to hypothesis-(k - 1)")
     return files
-
-
-def _loss(found: Predictions) -> float:
-    loss = found.metrics.get("loss", 0.0)
-    return loss if loss == loss else np.inf
 
 
 def _scored(

@@ -21,9 +21,9 @@ parameters are fixed beforehand. If parameters depend on earlier releases, one o
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,10 +137,20 @@ class Account:
             return math.inf
         if self.is_empty:
             return 0.0
-        check.one_of(ACCOUNTANTS, accountant=accountant)
+        check.one_of(get_args(Accountant), accountant=accountant)
         if delta <= self._overflow:
             return math.inf
-        return max(0.0, float(ACCOUNTANTS[accountant][0](self, delta - self._overflow)))
+        delta -= self._overflow
+        if accountant == "rdp":
+            found = self._rdp_epsilon(delta)
+        elif accountant == "published":  # min over α of RDP(α) + ln(1/δ)/(α - 1)
+            orders, curve = self._curve()
+            found = float(np.min(curve - math.log(delta) / (orders - 1)))
+        elif self.is_unsampled:
+            found = accountants().gaussian_epsilon(self._unsampled_multiplier(), delta)
+        else:
+            found = float(self._losses().get_epsilon_for_delta(delta))
+        return max(0.0, found)
 
     def delta(self, epsilon: float, accountant: Accountant = "rdp") -> float:
         """Return the least δ shown for (ε, δ)-DP of the events; 1 if none.
@@ -154,8 +164,17 @@ class Account:
             return 1.0
         if self.is_empty:
             return 0.0
-        check.one_of(ACCOUNTANTS, accountant=accountant)
-        return min(1.0, float(ACCOUNTANTS[accountant][1](self, epsilon)) + self._overflow)
+        check.one_of(get_args(Accountant), accountant=accountant)
+        if accountant == "rdp":
+            found = accountants().rdp_delta(*self._curve(), epsilon)
+        elif accountant == "published":  # min over α of exp((α - 1)(RDP(α) - ε))
+            orders, curve = self._curve()
+            found = math.exp(min(0.0, float(np.min((orders - 1) * (curve - epsilon)))))
+        elif self.is_unsampled:
+            found = accountants().gaussian_delta(self._unsampled_multiplier(), epsilon)
+        else:
+            found = float(self._losses().get_delta_for_epsilon(epsilon))
+        return min(1.0, found + self._overflow)
 
     def renyi(self, order: float) -> float:
         """Return the Rényi divergence of all events together; ∞ without a bound."""
@@ -237,29 +256,6 @@ class Account:
     def _rdp_epsilon(self, delta: float) -> float:
         return accountants().rdp_epsilon(*self._curve(), delta)
 
-    def _rdp_delta(self, epsilon: float) -> float:
-        return accountants().rdp_delta(*self._curve(), epsilon)
-
-    def _published_epsilon(self, delta: float) -> float:
-        """Return min over α of RDP(α) + ln(1/δ)/(α - 1)."""
-        orders, curve = self._curve()
-        return float(np.min(curve - math.log(delta) / (orders - 1)))
-
-    def _published_delta(self, epsilon: float) -> float:
-        """Return min over α of exp((α - 1)(RDP(α) - ε))."""
-        orders, curve = self._curve()
-        return math.exp(min(0.0, float(np.min((orders - 1) * (curve - epsilon)))))
-
-    def _pld_epsilon(self, delta: float) -> float:
-        if self.is_unsampled:
-            return accountants().gaussian_epsilon(self._unsampled_multiplier(), delta)
-        return float(self._losses().get_epsilon_for_delta(delta))
-
-    def _pld_delta(self, epsilon: float) -> float:
-        if self.is_unsampled:
-            return accountants().gaussian_delta(self._unsampled_multiplier(), epsilon)
-        return float(self._losses().get_delta_for_epsilon(epsilon))
-
     def _losses(self) -> Losses:
         """Return the privacy loss distribution of the events."""
         if not self.has_pld:
@@ -287,15 +283,6 @@ def composed(events: Mapping[Event, int], relation: Relation, insiders: bool) ->
     for event, count in events.items():
         account = account.plus(event, count)
     return account
-
-
-Curve = Callable[[Account, float], float]
-ACCOUNTANTS: Mapping[Accountant, tuple[Curve, Curve]] = {
-    "rdp": (Account._rdp_epsilon, Account._rdp_delta),
-    "pld": (Account._pld_epsilon, Account._pld_delta),
-    "published": (Account._published_epsilon, Account._published_delta),
-}
-"""Functions of each accountant: ε at δ, and δ at ε."""
 
 
 def best_epsilon(account: Account, delta: float) -> tuple[float, Accountant]:
