@@ -12,8 +12,8 @@ from flwr.app import Context, RecordDict
 from quick_runs import quick_runs  # noqa: F401
 from rich.console import Console
 
-from cloister.config.io import read_settings
-from cloister.config.run import flatten, parse
+from cloister.config.io import flatten, read_settings
+from cloister.config.run import parse
 from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
 from cloister.simulation.checking import check_task

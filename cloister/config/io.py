@@ -4,7 +4,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_args
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from cloister.utils.errors import ConfigError, SettingsError
-from cloister.utils.files import expanded
+from cloister.utils.files import Json, expanded
 from cloister.utils.text import suggestion
 
 Scalar = str | int | float | bool
@@ -95,7 +95,7 @@ def read_options(key: str, text: str) -> dict[str, Scalar]:
     except (ValueError, RecursionError):
         nested = None
     try:
-        return _from_pairs(text) if nested is None else dict(_dotted(nested))
+        return _from_pairs(text) if nested is None else _scalars(nested)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{key}: {error}") from None
 
@@ -162,24 +162,25 @@ def _from_file(path: Path, argument: str) -> dict[str, Scalar]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{argument} cannot be read as TOML: {reason}") from None
-    return dict(_dotted(nested))
+    return _scalars(nested)
 
 
-def _dotted(nested: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
-    """Yield the keys of a nested mapping in dotted form, with their values.
+def _scalars(nested: Json) -> dict[str, Scalar]:
+    """Return the keys of a nested mapping in dotted form, with their values; refuse a value that is no scalar."""
+    return {key: _checked(key, value) for key, value in flatten(nested).items()}
+
+
+def flatten(nested: Json, prefix: str = "") -> dict[str, Scalar]:
+    """Return the keys of a nested mapping in dotted form.
 
     Args:
         nested: tables within tables, as in a TOML file.
         prefix: put before every key.
-
-    Raises:
-        ValueError: a value is not a scalar.
     """
+    flat: dict[str, Scalar] = {}
     for key, value in nested.items():
-        if isinstance(value, Mapping):
-            yield from _dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", _checked(f"{prefix}{key}", value)
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 MISSING = 3

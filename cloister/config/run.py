@@ -26,6 +26,7 @@ from cloister.config.io import (
     Share,
     Whole,
     checked,
+    flatten,
     kebab,
     read_options,
 )
@@ -35,7 +36,6 @@ from cloister.privacy.mechanisms.distributed.shared import SharedRelease
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, LARGEST_MULTIPLIER, THRESHOLD
 from cloister.privacy.mechanisms.distributed.steps import SAMPLING_RATE, SMALLEST_RATE
 from cloister.utils.errors import ConfigError
-from cloister.utils.files import Json
 from cloister.utils.text import suggestion
 
 SCATTERING = "scattering"
@@ -663,19 +663,6 @@ def _nested(flat: Mapping[str, Scalar]) -> dict[str, object]:
         section, _, name = key.rpartition(".")
         sections.setdefault(section, {})[name] = value
     return {**sections.pop("", {}), **sections}
-
-
-def flatten(nested: Json, prefix: str = "") -> dict[str, Scalar]:
-    """Return the keys of a nested mapping in dotted form.
-
-    Args:
-        nested: tables within tables, as in a TOML file.
-        prefix: put before every key.
-    """
-    flat: dict[str, Scalar] = {}
-    for key, value in nested.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def known_keys() -> list[str]:

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cloister.config.io import Auto, Count, Scalar, Section, as_pairs, read_settings, read_toml
-from cloister.config.run import RunConfig, flatten, parse, shown
+from cloister.config.io import Auto, Count, Scalar, Section, as_pairs, flatten, read_settings, read_toml
+from cloister.config.run import RunConfig, parse, shown
 from cloister.server.build import build
 from cloister.server.preflight import share_needed
 from cloister.server.prepare import prepare
