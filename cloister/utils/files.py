@@ -57,6 +57,14 @@ def read_npz(path: Path) -> dict[str, NDArray]:
         return dict(saved)
 
 
+def complete_lines(path: Path) -> list[str]:
+    """Return the complete lines of a file to which a run appends; none if the file is absent.
+
+    A killed run may leave a partial last line.
+    """
+    return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+
+
 def read_json(path: Path) -> JsonTable:
     """Read the table in a JSON file of a run directory.
 

@@ -18,7 +18,7 @@ from cloister.config.run import RunConfig
 from cloister.server.build import Plan
 from cloister.utils.arrays import from_record
 from cloister.utils.errors import CloisterError, ConfigError
-from cloister.utils.files import JsonTable, atomic_path, expanded, read_json, write_npz
+from cloister.utils.files import JsonTable, atomic_path, complete_lines, expanded, read_json, write_npz
 
 RUNNING = "running"
 """Lock file that the process of a run holds until the process ends, in any way."""
@@ -219,8 +219,7 @@ class RunDirectory:
         """
         path = self.path / ROUNDS
         try:
-            whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
-            kept = [line for line in map(json.loads, whole) if line["round"] <= server_round]
+            kept = [line for line in map(json.loads, complete_lines(path)) if line["round"] <= server_round]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"resume: {path} is not what a run writes: {type(error).__name__}") from None
         with atomic_path(path) as partial:

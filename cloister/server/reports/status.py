@@ -21,7 +21,7 @@ from cloister.privacy.claims.to_json import statement_of
 from cloister.server.reports.rundir import BEGUN, HIDES_TIMES, RUNNING
 from cloister.server.round import published
 from cloister.utils.errors import ConfigError, FederationError
-from cloister.utils.files import DAY, Json, JsonTable, read_json
+from cloister.utils.files import DAY, Json, JsonTable, complete_lines, read_json
 from cloister.utils.text import at_least, at_most, clean
 
 STOPPED_AFTER = 60
@@ -160,7 +160,7 @@ def run_state(directory: Path) -> RunState:
     try:
         facts, written = read_json(directory / "config.json"), directory / "rounds.jsonl"
         config = facts["config"]
-        lines = written.read_text().rpartition("\n")[0].splitlines() if written.exists() else []
+        lines = complete_lines(written)
         last = json.loads(lines[-1]) if lines else {}
         if not isinstance(last, dict):
             raise ValueError(f"a line of {written.name} must be a table, found {type(last).__name__}")

@@ -22,6 +22,7 @@ from cloister.server.reports.rundir import LEDGER
 from cloister.server.reports.status import run_state
 from cloister.tasks.scores import Classification, is_smaller_better
 from cloister.utils.errors import ConfigError
+from cloister.utils.files import complete_lines
 from cloister.utils.text import at_most
 
 PLACES = ("run-name", "output-dir")
@@ -270,9 +271,8 @@ def costs_of(facts: Facts) -> tuple[Cost, ...]:
 def _seconds(directory: Path) -> float | None:
     """Return the seconds of all rounds; None for a run that hides durations."""
     path = directory / "rounds.jsonl"
-    lines = path.read_text().rpartition("\n")[0].splitlines() if path.is_file() else []
     try:
-        found = [seconds["total"] for line in lines if (seconds := json.loads(line).get("seconds"))]
+        found = [seconds["total"] for line in complete_lines(path) if (seconds := json.loads(line).get("seconds"))]
         return sum(found) if found else None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(f"{path} is not what a run writes: the seconds of a round are no numbers") from None

@@ -23,7 +23,7 @@ from cloister.server.stopping import Ending
 from cloister.tasks.making import Parameters
 from cloister.tasks.scores import RATES, Classification, ClassScores, RocCurve
 from cloister.utils.errors import ConfigError
-from cloister.utils.files import Json, JsonTable, atomic_path, read_json
+from cloister.utils.files import Json, JsonTable, atomic_path, complete_lines, read_json
 from cloister.utils.text import at_least, percent_at_least
 
 FIRST = ("epsilon", "auc", "similarity")
@@ -338,8 +338,7 @@ class Facts:
             statement = None if privacy["status"] == "running" else statement_of(privacy)
             ending = Ending(**privacy.get("ended", {"how": "error", "why": "privacy.json has no ending"}))
         with _named(directory / "rounds.jsonl"):
-            written = directory / "rounds.jsonl"
-            rounds = rounds_in(written.read_text() if written.is_file() else "")
+            rounds = tuple(RoundFacts.of(json.loads(line)) for line in complete_lines(directory / "rounds.jsonl"))
         with _named(directory / EVALUATION):
             evaluation = Evaluation.of(_json(directory / EVALUATION))
         with _named(directory / "config.json"):
@@ -382,14 +381,6 @@ def _named(path: Path) -> Iterator[None]:
 def _json(path: Path, otherwise: JsonTable | None = None) -> Any:
     """Return the JSON content of a file; `otherwise` if it is absent."""
     return read_json(path) if path.is_file() else otherwise
-
-
-def rounds_in(text: str) -> tuple[RoundFacts, ...]:
-    """Return the complete lines of a `rounds.jsonl`.
-
-    A killed run may leave a partial last line.
-    """
-    return tuple(RoundFacts.of(json.loads(line)) for line in text.rpartition("\n")[0].splitlines())
 
 
 def cohorts_are_secret(rounds: Sequence[RoundFacts]) -> bool:
