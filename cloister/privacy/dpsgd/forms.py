@@ -13,16 +13,16 @@ kernel of a convolution has an input at each position of its output: the patch o
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from cloister.privacy.dpsgd.noise import MASS_PER_NORM, MAX_POSITIONS, UNDERFLOW, UNIT
 from cloister.privacy.dpsgd.tracing import NotCapturable
 from cloister.utils.arrays import Tensor
 
-Steps: TypeAlias = Sequence[tuple[str, tuple[int, ...]]]
-"""Changes of a tensor's shape and of the order of its axes; see `back`."""
 WIDEST = 4096
 """Most squares that are summed in float32 before double precision takes over."""
 PART = 512
@@ -40,14 +40,13 @@ class Part(ABC):
         kernel: the name of their form.
         held: tensors of leading size U from which all results are computed.
         holds_gradients: whether `held` are the gradients, so usually larger than a sum of them.
-        steps: of `back`, from what operations take to the variable, if they take it in parts, or in another shape or
-            order of axes. Norms are the same there.
+        origins: of the numbers that operations take, in the variable. Norms are the same there.
     """
 
     kernel: str
     held: Sequence[Tensor]
     holds_gradients = False
-    steps: Steps = ()
+    origins: "Origins | None" = None
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
@@ -69,7 +68,8 @@ class Part(ABC):
         *kept, own = tf.cond(
             tf.size(counted) == tf.size(factors), lambda: every, lambda: [tf.gather(each, counted) for each in every]
         )
-        return back(self._sum(kept, own), self.steps)
+        found = self._sum(kept, own)
+        return found if self.origins is None else back(found, self.origins)
 
     @abstractmethod
     def _sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
@@ -252,22 +252,30 @@ class Table(Part):
         return tf.math.unsorted_segment_sum(_flat(rows_times(deltas, factors)), tf.reshape(indices, [-1]), self._size)
 
 
-def back(tensor: Tensor, steps: Steps, units: Sequence[int] = ()) -> Tensor:
-    """Return a tensor after changes of its shape and of the order of its axes.
+class Origins(NamedTuple):
+    """Places in a variable of numbers that an operation takes, each once.
+
+    Attributes:
+        shape: of the variable.
+        places: of each number in the variable, in the order of its entries; None: all of them, in this order.
+    """
+
+    shape: tuple[int, ...]
+    places: NDArray[np.int32] | None = None
+
+
+def back(tensor: Tensor, origins: Origins, units: Sequence[int] = ()) -> Tensor:
+    """Return gradients with respect to a variable from those with respect to numbers taken from it; 0 for all others.
 
     Args:
-        tensor: shape (*units, ...).
-        steps: `reshape` with the new shape, `transpose` with the order of axes, or `pad` with the zeros before and
-            after each axis, units left out.
+        tensor: shape (*units, ...), a number of each unit for each origin.
+        origins: of these numbers.
         units: shape of the axes in front, which stay.
     """
-    for kind, numbers in steps:
-        if kind == "reshape":
-            shape = [*units, *numbers]
-            tensor = tensor if tensor.shape == shape else tf.reshape(tensor, shape)
-        elif kind == "pad":
-            around = zip(numbers[::2], numbers[1::2], strict=True)
-            tensor = tf.pad(tensor, [*[(0, 0)] * len(units), *around])
-        elif list(numbers) != sorted(numbers):
-            tensor = tf.transpose(tensor, [*range(len(units)), *(len(units) + number for number in numbers)])
-    return tensor
+    if origins.places is not None:
+        count, entries = len(origins.places), np.arange(math.prod(origins.shape))
+        taken = np.full(len(entries), count)  # the number behind all others, which is 0
+        taken[origins.places] = np.arange(count)
+        flat = tf.reshape(tensor, [*units, count])
+        tensor = tf.gather(tf.pad(flat, [*[(0, 0)] * len(units), (0, 1)]), taken, axis=-1)
+    return tf.reshape(tensor, [*units, *origins.shape])

@@ -73,17 +73,22 @@ class StaticValues:
         values = [self.of(one) for one in operation.inputs]
         if any(one is None for one in values):
             return None
-        function, rest = getattr(tf.raw_ops, operation.type), iter(values)
-        arguments: dict[str, object] = {}
-        for argument in operation.op_def.input_arg:
-            many = operation.get_attr(argument.number_attr) if argument.number_attr else None
-            arguments[argument.name] = next(rest) if many is None else [next(rest) for _ in range(many)]
-        for name in set(inspect.signature(function).parameters) - {*arguments, "name"}:
-            arguments[name] = operation.get_attr(name)
-        with tf.init_scope():
-            results = function(**arguments)
-        result = np.asarray((results if isinstance(results, (list, tuple)) else [results])[tensor.value_index])
+        result = executed(operation, values)[tensor.value_index]
         return result if result.size <= MOST_FOLDED else None
+
+
+def executed(operation: tf.Operation, values: Iterable[NDArray | None]) -> list[NDArray]:
+    """Return the outputs of an operation for these inputs, computed now."""
+    function, rest = getattr(tf.raw_ops, operation.type), iter(values)
+    arguments: dict[str, object] = {}
+    for argument in operation.op_def.input_arg:
+        many = operation.get_attr(argument.number_attr) if argument.number_attr else None
+        arguments[argument.name] = next(rest) if many is None else [next(rest) for _ in range(many)]
+    for name in set(inspect.signature(function).parameters) - {*arguments, "name"}:
+        arguments[name] = operation.get_attr(name)
+    with tf.init_scope():
+        results = function(**arguments)
+    return list(map(np.asarray, results if isinstance(results, (list, tuple)) else [results]))
 
 
 @dataclass(frozen=True)

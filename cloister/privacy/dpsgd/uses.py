@@ -5,7 +5,6 @@ only move or drop its numbers. The gradient of a unit with respect to the variab
 one use follows from the other inputs of the operation, and from the gradient with respect to its output, the delta:
 
     a product with the variable   inputs a and deltas d at T positions, the gradient is Σ_t a_t d_tᵀ
-    a sum with it                 Σ_t d_t
     an element-wise operation     the gradient with respect to a copy of the variable for each row
     a choice of its rows          the indices, and a delta for each
 
@@ -23,20 +22,22 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from cloister.privacy.dpsgd.forms import Part, PerUnit, Table, back, of_positions, product
-from cloister.privacy.dpsgd.isolation_rules import StaticValues
+from cloister.privacy.dpsgd.forms import Origins, Part, PerUnit, Table, back, of_positions, product
+from cloister.privacy.dpsgd.isolation_rules import StaticValues, executed
 from cloister.privacy.dpsgd.tracing import NotCapturable
 from cloister.utils.arrays import Tensor
 
-VIEWS = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StridedSlice", "Transpose")
-"""Operations that keep a number of their first input once, or drop it: a gradient keeps its norm on the way back. A
-choice at known places is one too; `_steps` refuses one that is no block of rows."""
 GATHER = "GatherV2"
-APART = "looked up separately for each example"
+MOVES = ("StridedSlice", "Transpose", GATHER)
+VIEWS = ("Identity", "Reshape", "ExpandDims", "Squeeze", *MOVES)
+"""Operations that keep a number of their first input once, or drop it: a gradient keeps its norm on the way back. A
+choice is one at known places, if it repeats none."""
 CONTRACTIONS = ("MatMul", "BatchMatMulV2", "Einsum")
-SUMS = ("AddV2", "BiasAdd")
 COPIES = ("BroadcastTo", "Tile")
-ELEMENTWISE = ("AddV2", "Div", "Maximum", "Minimum", "Mul", "Pow", "RealDiv", "SelectV2", "SquaredDifference", "Sub")
+ELEMENTWISE = (
+    *("AddV2", "BiasAdd", "Div", "Maximum", "Minimum", "Mul", "Pow", "RealDiv", "SelectV2", "SquaredDifference"),
+    "Sub",
+)
 """Operations that broadcast their inputs and combine them entry by entry."""
 FEW_CHANNELS = 3
 """Most channels of a picture whose patches a convolution copies faster than a gather."""
@@ -71,10 +72,33 @@ class Use:
     def refuse_unknown(self) -> None:
         """Raise NotCapturable if the operation is of no type that has a form, or has a gradient of its own."""
         kind = self.operation.type
-        if kind not in (*CONTRACTIONS, *CONVOLUTIONS, *SUMS, *COPIES, *ELEMENTWISE, GATHER):
+        if kind not in FORMS:
             raise NotCapturable(f"used by {kind}, which has no form for gradients of several examples at once")
         if is_overridden(self.operation):
             raise NotCapturable(f"used by {kind} with a gradient of its own")
+
+    def origins(self, order: Sequence[int] = ()) -> Origins:
+        """Return the place in the variable of each number that the operation takes.
+
+        Args:
+            order: in which the axes of these numbers are read; empty: as they are.
+        """
+        variable = self.views[0].inputs[0] if self.views else self.given
+        shape, is_turned = tuple(variable.shape), list(order) != sorted(order)
+        if not is_turned and not any(view.type in MOVES for view in self.views):
+            return Origins(shape)
+        places, known = np.arange(math.prod(shape), dtype=np.int32).reshape(shape), StaticValues()
+        for view in self.views:
+            if view.type in MOVES:
+                others = list(map(known.of, view.inputs[1:]))
+                if any(other is None for other in others):
+                    raise NotCapturable("cut at places that are computed")
+                (places,) = executed(view, [places, *others])
+            else:
+                places = places.reshape(tuple(view.outputs[0].shape))
+        if np.unique(places).size < places.size:
+            raise NotCapturable("chosen more than once")
+        return Origins(shape, (places.transpose(order) if is_turned else places).ravel())
 
 
 def uses_of(total: Tensor, values: Sequence[Tensor]) -> list[list[Use]]:
@@ -94,10 +118,8 @@ def uses_of(total: Tensor, values: Sequence[Tensor]) -> list[list[Use]]:
                 if operation.name not in needed:
                     continue
                 places = [place for place, each in enumerate(operation.inputs) if each.name == tensor.name]
-                moves = operation.type in VIEWS or (
-                    operation.type == GATHER and known.of(operation.inputs[1]) is not None
-                )
-                if moves and places == [0] and not is_overridden(operation):
+                is_view = operation.type in VIEWS and places == [0] and not is_overridden(operation)
+                if is_view and (operation.type != GATHER or known.of(operation.inputs[1]) is not None):
                     todo.append((operation.outputs[0], (*views, operation)))
                 else:
                     own += [Use(operation, place, views) for place in places]
@@ -132,28 +154,31 @@ class Gradient(NamedTuple):
     """Gradients of units with respect to a variable, by one use.
 
     Attributes:
-        inputs: shape (U, T, numbers in), or indices of a table's rows, shape (U, T). None: see `deltas`.
-        deltas: shape (U, T, numbers out). Without inputs the gradient is the sum over T.
-        steps: from the gradient, shape (numbers in, numbers out) or (numbers out,), back to the variable.
+        inputs: shape (U, T, numbers in), or indices of a table's rows, shape (U, T). None: `deltas` are the gradients.
+        deltas: shape (U, T, numbers out), or without inputs (U, ...).
+        origins: of the gradients' numbers in the variable.
         size: rows of the table; 0 if there is none.
     """
 
     inputs: Tensor | None
     deltas: Tensor
-    steps: tuple[tuple[str, tuple[int, ...]], ...]
+    origins: Origins
     size: int = 0
 
     def whole(self) -> Tensor:
         """Return the gradients, shape (U, *variable.shape)."""
         if self.size:
             raise NotCapturable("looked up by rows, and used in other ways too")
-        summed = tf.reduce_sum(self.deltas, axis=1) if self.inputs is None else product(self.inputs, self.deltas)
-        return back(summed, self.steps, [summed.shape[0]])
+        summed = self.deltas if self.inputs is None else product(self.inputs, self.deltas)
+        return back(summed, self.origins, [summed.shape[0]])
 
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """Return what is equal for uses whose positions may follow each other."""
-        return self.steps, self.size, *(tensor.shape[2:] for tensor in (self.inputs, self.deltas) if tensor is not None)
+    def continues(self, other: "Gradient") -> bool:
+        """Return whether the positions may follow those of another use."""
+        if self.inputs is None or other.inputs is None or self.size != other.size:
+            return False
+        alike = self.inputs.shape[2:] == other.inputs.shape[2:] and self.deltas.shape[2:] == other.deltas.shape[2:]
+        mine, others = self.origins.places, other.origins.places
+        return alike and (mine is others or (mine is not None and others is not None and np.array_equal(mine, others)))
 
 
 @dataclass(frozen=True)
@@ -179,16 +204,7 @@ class UseByUnits:
         Raises:
             NotCapturable: there is no form for them.
         """
-        kind = self.use.operation.type
-        if kind in CONTRACTIONS:
-            return self._contracted()
-        if kind in CONVOLUTIONS:
-            return CONVOLUTIONS[kind](self)
-        if kind == GATHER and self.use.place == 0:
-            return self._chosen()
-        if kind in (*SUMS, *COPIES, *ELEMENTWISE):
-            return self._copied()
-        raise NotCapturable(f"used by {kind} as the indices of a choice")
+        return FORMS[self.use.operation.type](self)
 
     def by_unit(self, tensor: Tensor, axis: int | None = None) -> Tensor:
         """Return a tensor whose units are along an axis, by default that of the output, as (U, T, *other axes)."""
@@ -203,7 +219,7 @@ class UseByUnits:
             )
         return tf.reshape(tensor, [units, copies * self.inner, *rest])
 
-    def _contracted(self) -> Gradient:
+    def contracted(self) -> Gradient:
         """Return the gradients of a product, whose axes have letters.
 
         A letter of the variable is of numbers in, if the other factor has it too, else of numbers out. All other
@@ -221,14 +237,12 @@ class UseByUnits:
         )
         if is_repeated or set(other) - set(own + made) or set(own) - set(other + made):
             raise NotCapturable("repeated or added up in a product")
-        steps = _steps(self.use.views)
         inputs, deltas = self.by_unit(factor, other.index(unit)), self.by_unit(self.delta)
         of_inputs, of_deltas = other.replace(unit, ""), made.replace(unit, "")
         if set(own) & set(other) & set(made):  # such as a matrix for each head
             front = "".join(each for each in ascii_letters if each not in own + other + made)[:2]
             whole = tf.einsum(f"{front}{of_inputs},{front}{of_deltas}->{front[0]}{own}", inputs, deltas)
-            given = tuple(self.use.given.shape)
-            return Gradient(None, tf.reshape(whole, [self.units, 1, math.prod(given)]), (("reshape", given), *steps))
+            return Gradient(None, whole, self.use.origins())
         positions = [letter for letter in of_deltas if letter in of_inputs]
         ins, outs = ([letter for letter in term if letter in own] for term in (of_inputs, of_deltas))
 
@@ -237,11 +251,10 @@ class UseByUnits:
             moved = tensor if order == sorted(order) else tf.transpose(tensor, [0, 1, *order])
             return tf.reshape(moved, [self.units, -1, math.prod(sizes[letter] for letter in numbers)])
 
-        apart = ("reshape", tuple(sizes[letter] for letter in ins + outs))
-        turn = ("transpose", tuple((ins + outs).index(letter) for letter in own))
-        return Gradient(flat(inputs, of_inputs, ins), flat(deltas, of_deltas, outs), (apart, turn, *steps))
+        origins = self.use.origins([own.index(letter) for letter in ins + outs])
+        return Gradient(flat(inputs, of_inputs, ins), flat(deltas, of_deltas, outs), origins)
 
-    def _copied(self) -> Gradient:
+    def copied(self) -> Gradient:
         """Return the gradients with respect to a copy of the variable for each row of the operation's output."""
         operation, given, made = self.use.operation, self.use.given, self.delta
         if operation.type == "BiasAdd" and operation.get_attr("data_format") != b"NHWC":
@@ -264,21 +277,19 @@ class UseByUnits:
         (rows,) = tf.gradients(again, copy, grad_ys=self.delta)
         if rows is None:
             raise NotCapturable(f"used by {operation.type} without a gradient")
-        whole = tf.reshape(tf.reduce_sum(self.by_unit(rows), axis=1), [self.units, 1, math.prod(given.shape)])
-        return Gradient(None, whole, (("reshape", tuple(given.shape)), *_steps(self.use.views)))
+        return Gradient(None, tf.reduce_sum(self.by_unit(rows), axis=1), self.use.origins())
 
-    def _chosen(self) -> Gradient:
+    def chosen(self) -> Gradient:
         """Return the gradients of a table from which each unit chooses rows."""
         table, indices, axis = self.use.operation.inputs
-        if self.use.operation.get_attr("batch_dims"):
-            raise NotCapturable(APART)
+        if self.use.place or self.use.operation.get_attr("batch_dims"):
+            raise NotCapturable("looked up separately for each example, or the indices of a choice")
         if tf.get_static_value(axis) != 0 or self.axis >= indices.shape.rank:
             raise NotCapturable("looked up along an axis that is not the first, or not known")
         units, numbers = self.units, math.prod(table.shape[1:])
         flat = tf.reshape(self.by_unit(tf.cast(indices, tf.int32)), [units, -1])
         deltas = tf.reshape(self.by_unit(self.delta), [units, -1, numbers])
-        steps = (("reshape", tuple(table.shape)), *_steps(self.use.views))
-        return Gradient(flat, deltas, steps, table.shape[0])
+        return Gradient(flat, deltas, self.use.origins(), table.shape[0])
 
 
 def _letters(operation: tf.Operation) -> list[str]:
@@ -295,48 +306,6 @@ def _letters(operation: tf.Operation) -> list[str]:
         outer = outer[len(outer) - (tensor.shape.rank - 2) :]
         terms.append(outer + (ends[::-1] if operation.get_attr(name) else ends))
     return [*terms, ascii_letters[: operation.outputs[0].shape.rank - 2] + "xz"]
-
-
-def _steps(views: Sequence[tf.Operation]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return the steps from a gradient of what views give back to one of the variable."""
-    steps = list[tuple[str, tuple[int, ...]]]()
-    for view in reversed(views):
-        if view.type == "Transpose":
-            order = tf.get_static_value(view.inputs[1])
-            if order is None:
-                raise NotCapturable("transposed in an order that is computed")
-            steps.append(("transpose", tuple(np.argsort(order).tolist())))
-        elif view.type in ("StridedSlice", GATHER):
-            steps += _steps_of_cut(view)
-        else:
-            steps.append(("reshape", tuple(view.inputs[0].shape)))
-    return tuple(steps)
-
-
-def _steps_of_cut(view: tf.Operation) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the steps from a gradient of what was cut out back to one of the whole, with zeros for all else."""
-    whole, known = tuple(view.inputs[0].shape), StaticValues()
-    places = [place for place in map(known.of, view.inputs[1:]) if place is not None]
-    if view.type == GATHER and view.get_attr("batch_dims"):
-        raise NotCapturable(APART)
-    if len(places) < len(view.inputs) - 1:
-        raise NotCapturable("cut at places that are computed")
-    numbers = np.arange(math.prod(whole)).reshape(whole)
-    if view.type == GATHER:
-        taken = np.ravel(np.take(numbers, places[0], axis=int(places[1])))
-    else:
-        masks = {each.name: view.get_attr(each.name) for each in view.op_def.attr if each.name.endswith("_mask")}
-        with tf.init_scope():
-            taken = np.ravel(tf.strided_slice(numbers, *places, **masks))
-    shape = whole or (1,)  # one number has an axis to be cut along
-    numbers = numbers.reshape(shape)
-    ends = np.unravel_index(taken[[0, -1]], shape) if taken.size else ()
-    block = tuple(slice(first, last + 1) for first, last in ends)
-    if not taken.size or not np.array_equal(np.ravel(numbers[block]), taken):
-        raise NotCapturable("cut in another way than to one block")
-    around = [(int(first), int(size - last - 1)) for (first, last), size in zip(ends, shape, strict=True)]
-    pad = ("pad", tuple(each for pair in around for each in pair))
-    return [("reshape", numbers[block].shape), pad, ("reshape", whole)]
 
 
 # Convolutions --------------------------------------------------------------------------------------------------------
@@ -362,8 +331,7 @@ def _convolved(used: UseByUnits) -> Gradient:
     if used.use.place != 1 or inputs.shape[-1] != shape[2]:
         raise NotCapturable("used by a convolution in groups, or as its input")
     covered = patches(inputs, used.delta.shape, *_window(used))
-    steps = (("reshape", tuple(shape)), *_steps(used.use.views))
-    return Gradient(_positions(used, covered), _positions(used, used.delta), steps)
+    return Gradient(_positions(used, covered), _positions(used, used.delta), used.use.origins())
 
 
 def _transposed(used: UseByUnits) -> Gradient:
@@ -372,8 +340,7 @@ def _transposed(used: UseByUnits) -> Gradient:
     if used.use.place != 1 or used.delta.shape[-1] != shape[2]:
         raise NotCapturable("used by a transposed convolution in groups, or as its input")
     covered = patches(used.delta, inputs.shape, *_window(used))
-    steps = (("reshape", tuple(shape)), *_steps(used.use.views))
-    return Gradient(_positions(used, covered), _positions(used, inputs), steps)
+    return Gradient(_positions(used, covered), _positions(used, inputs), used.use.origins())
 
 
 def _depthwise(used: UseByUnits) -> Gradient:
@@ -384,15 +351,18 @@ def _depthwise(used: UseByUnits) -> Gradient:
     covered = _positions(used, patches(used.use.operation.inputs[0], used.delta.shape, *_window(used)))
     apart = tf.reshape(covered, [units, covered.shape[1], shape[0] * shape[1], shape[2], 1])
     deltas = tf.reshape(_positions(used, used.delta), [units, covered.shape[1], 1, *shape[2:]])
-    whole = tf.reshape(tf.reduce_sum(apart * deltas, axis=1), [units, 1, math.prod(shape)])
-    return Gradient(None, whole, (("reshape", tuple(shape)), *_steps(used.use.views)))
+    return Gradient(None, tf.reduce_sum(apart * deltas, axis=1), used.use.origins())
 
 
-CONVOLUTIONS: dict[str, Callable[[UseByUnits], Gradient]] = {
+FORMS: dict[str, Callable[[UseByUnits], Gradient]] = {
+    **dict.fromkeys(CONTRACTIONS, UseByUnits.contracted),
+    **dict.fromkeys((*COPIES, *ELEMENTWISE), UseByUnits.copied),
+    GATHER: UseByUnits.chosen,
     "Conv2D": _convolved,
     "Conv2DBackpropInput": _transposed,
     "DepthwiseConv2dNative": _depthwise,
 }
+"""Gradients of units by the type of the operation that takes the variable."""
 
 
 def patches(
@@ -436,11 +406,11 @@ def part_of(gradients: Sequence[Gradient]) -> Part:
         gradients: by each of its uses, of which there are some.
     """
     first = gradients[0]
-    if all(each.inputs is not None and each.kind == first.kind for each in gradients):
-        pairs = ([each.inputs for each in gradients], [each.deltas for each in gradients])
-        inputs, deltas = (same[0] if len(same) == 1 else tf.concat(same, axis=1) for same in pairs)
+    if all(each.continues(first) for each in gradients):
+        inputs = tf.concat([each.inputs for each in gradients], axis=1)
+        deltas = tf.concat([each.deltas for each in gradients], axis=1)
         part = Table(inputs, deltas, first.size) if first.size else of_positions(inputs, deltas)
-        part.steps = first.steps
+        part.origins = first.origins
         return part
     total, *rest = (each.whole() for each in gradients)
     return PerUnit(sum(rest, total))

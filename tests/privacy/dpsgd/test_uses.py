@@ -90,6 +90,7 @@ IN_ROWS = {
     "a token": own(token, (1, 1, 4)),
     "a choice of entries": own(hidden, (4,)),
     "in parts": own(in_parts, (4, 4)),
+    "every second row": own(lambda x, w: x @ w[::2], (8, 3)),
     "a part of the gradient": own(lambda x, w: x @ w + x @ ops.stop_gradient(w * 2), (4, 3)),
 }
 FAST = ("a product and entry by entry", "rows of a table for all", "a matrix for each head, in capitals", "in parts")
@@ -140,8 +141,7 @@ IN_TURN = {
     ),
     "a gradient of its own": (lambda: functional((5, 4), lambda x: head(Straight()(x))), "straight/own"),
     "copies of an example meet heads": (own(of_heads_by_copies, (2, 4, 3)), "repeated or added up in a product"),
-    "rows of a table again": (own(lambda x, w: x * ops.take(w, [1, 3, 1, 0, 1], axis=0), (6, 4)), "cut in another way"),
-    "every second row": (own(lambda x, w: x @ w[::2], (8, 3)), "cut in another way than to one block"),
+    "rows of a table again": (own(lambda x, w: x * ops.take(w, [1, 3, 1, 0, 1], axis=0), (6, 4)), "chosen more than"),
 }
 
 
