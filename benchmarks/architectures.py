@@ -31,14 +31,14 @@ RNG = np.random.default_rng(0)
 softmax = partial(layers.Dense, activation="softmax")
 
 
-def numbers(*shape: int) -> NDArray:
+def numbers(*shape: int, batch: int = BATCH) -> NDArray:
     """Draw from 0 to 1 for each example."""
-    return RNG.random((BATCH, *shape), np.float32)
+    return RNG.random((batch, *shape), np.float32)
 
 
-def classes(count: int, *shape: int) -> NDArray:
+def classes(count: int, *shape: int, batch: int = BATCH) -> NDArray:
     """Draw from 0, ..., count - 1 for each example."""
-    return RNG.integers(0, count, (BATCH, *shape), np.int32)
+    return RNG.integers(0, count, (batch, *shape), np.int32)
 
 
 class _Positions(layers.Layer):
@@ -147,6 +147,49 @@ def _vision_transformer(x: Any) -> Any:
     return softmax(10)(layers.Flatten()(layers.LayerNormalization()(x)))
 
 
+class _Dense(layers.Layer):
+    """Multiplies by weights of its own, with keras.ops."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel, self.bias = self.add_weight(shape=(shape[-1], 64)), self.add_weight(shape=(64,))
+
+    def call(self, x: Any) -> Any:
+        return ops.relu(ops.matmul(x, self.kernel) + self.bias)
+
+
+class _Residual(layers.Layer):
+    """Adds two convolutions with normalizations to its input, or to a convolution of it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.convolutions = [layers.Conv2D(width, 3, padding="same", use_bias=False) for _ in range(2)]
+        self.norms = [layers.GroupNormalization(8) for _ in range(2)]
+        self.skip = layers.Conv2D(width, 1, use_bias=False)
+
+    def call(self, x: Any) -> Any:
+        y = ops.relu(self.norms[0](self.convolutions[0](x)))
+        y = self.norms[1](self.convolutions[1](y))
+        return ops.relu(y + (x if x.shape[-1] == y.shape[-1] else self.skip(x)))
+
+
+def _own_residual(x: Any) -> Any:
+    x = _Residual(16)(layers.Conv2D(16, 3, strides=2, padding="same", activation="relu")(x))
+    return softmax(10)(layers.Dense(32, "relu")(layers.Flatten()(layers.MaxPooling2D()(x))))
+
+
+def _own_resnet(x: Any) -> Any:
+    x = _Residual(16)(_Residual(16)(ops.relu(_convolved(x, 16, 3))))
+    for width in (32, 64):
+        x = _Residual(width)(_Residual(width)(layers.MaxPooling2D()(x)))
+    return softmax(10)(layers.GlobalAveragePooling2D()(x))
+
+
+def _small_cnn(x: Any) -> Any:
+    x = layers.MaxPooling2D(2, 1)(layers.Conv2D(16, 8, strides=2, padding="same", activation="tanh")(x))
+    x = layers.MaxPooling2D(2, 1)(layers.Conv2D(32, 4, strides=2, activation="tanh")(x))
+    return softmax(10)(layers.Dense(32, "tanh")(layers.Flatten()(x)))
+
+
 def of_classes(y: Any, outputs: Any) -> Any:
     """Return the loss of each example: the cross-entropy, its mean where there are several."""
     return ops.mean(ops.reshape(losses.sparse_categorical_crossentropy(y, outputs), (y.shape[0], -1)), axis=1)
@@ -175,6 +218,21 @@ ARCHITECTURES: dict[str, Any] = {
     "vision_transformer": (_vision_transformer, numbers(32, 32, 3), classes(10), of_classes),
     "gru": (lambda x: layers.Dense(1)(layers.GRU(32)(x)), numbers(24, 4), numbers(1), losses.mean_squared_error),
     "several_labels": (lambda x: layers.Dense(5)(layers.Dense(32)(x)), numbers(20), numbers(5).round(), of_labels),
+    "own_dense": (
+        lambda x: softmax(10)(_Dense()(layers.Flatten()(x))),
+        numbers(28, 28, 1, batch=100),
+        classes(10, batch=100),
+        of_classes,
+    ),
+    "lstm": (
+        lambda x: softmax(5)(layers.LSTM(32)(layers.Embedding(500, 32)(x))),
+        classes(500, 40),
+        classes(5),
+        of_classes,
+    ),
+    "own_residual": (_own_residual, PICTURES, classes(10), of_classes),
+    "own_resnet": (_own_resnet, numbers(32, 32, 3, batch=32), classes(10, batch=32), of_classes),
+    "small_cnn": (_small_cnn, PICTURES, classes(10), of_classes),
     "batch_normalization": (lambda x: softmax(3)(layers.BatchNormalization()(x)), numbers(8), classes(3), of_classes),
 }
 """Makers of outputs from inputs, with x, y, and the loss of each example."""
@@ -195,7 +253,8 @@ def private(name: str, model: Any) -> Any:
 
     _, x, y, loss = ARCHITECTURES[name]
     probe = keras.tree.map_structure(lambda array: array[:3], (x, y))
-    settings = {"batch_size": BATCH, "noise_multiplier": MULTIPLIER, "clipping_norm": CLIP, "loss": loss}
+    batch = len(keras.tree.flatten(y)[0])
+    settings = {"batch_size": batch, "noise_multiplier": MULTIPLIER, "clipping_norm": CLIP, "loss": loss}
     return DpSgd(model, optimizer=keras.optimizers.SGD(RATE), probe=probe, **settings)
 
 

@@ -44,7 +44,8 @@ TARGETS: Mapping[str, Any] = {
     "gru": Target("mse", shape=(1,)),
 }
 """Targets other than one label of each example."""
-NAMES = [name for name in ARCHITECTURES if name not in ("several_labels", "batch_normalization")]
+LEFT_OUT = ("several_labels", "batch_normalization", "own_dense", "lstm", "own_residual", "own_resnet", "small_cnn")
+NAMES = [name for name in ARCHITECTURES if name not in LEFT_OUT]
 NORMALIZED = {f"{name}_batch_norm": name for name in ("mini_xception", "conv1d", "resnet")}
 """Networks with BatchNormalization in place of GroupNormalization."""
 
