@@ -278,4 +278,5 @@ def back(tensor: Tensor, origins: Origins, units: Sequence[int] = ()) -> Tensor:
         taken[origins.places] = np.arange(count)
         flat = tf.reshape(tensor, [*units, count])
         tensor = tf.gather(tf.pad(flat, [*[(0, 0)] * len(units), (0, 1)]), taken, axis=-1)
-    return tf.reshape(tensor, [*units, *origins.shape])
+    shape = [*units, *origins.shape]
+    return tensor if tensor.shape == shape else tf.reshape(tensor, shape)

@@ -407,8 +407,8 @@ def part_of(gradients: Sequence[Gradient]) -> Part:
     """
     first = gradients[0]
     if all(each.continues(first) for each in gradients):
-        inputs = tf.concat([each.inputs for each in gradients], axis=1)
-        deltas = tf.concat([each.deltas for each in gradients], axis=1)
+        pairs = ([each.inputs for each in gradients], [each.deltas for each in gradients])
+        inputs, deltas = (same[0] if len(same) == 1 else tf.concat(same, axis=1) for same in pairs)
         part = Table(inputs, deltas, first.size) if first.size else of_positions(inputs, deltas)
         part.origins = first.origins
         return part
