@@ -56,10 +56,10 @@ class Trial:
 
         Two calls are equal. A third has extreme numbers in the other rows.
         """
-        model, rng, (x, y, mask, seeds, _) = self.engine.model, self._rng, self._specs
+        model, rng, (x, y, shares, seeds, _) = self.engine.model, self._rng, self._specs
         _amplify(model, rng)
         place = int(rng.integers(self.engine.at_once))
-        own = np.repeat(np.arange(self.engine.at_once) == place, mask.shape[1])
+        own = np.repeat(np.arange(self.engine.at_once) == place, shares.shape[1])
         real = x.dtype.is_floating
         examples = rng.standard_normal(x.shape) if real else rng.integers(TABLE, size=x.shape)
         # One or two extreme numbers, in random order.
@@ -67,7 +67,7 @@ class Trial:
         extremes = rng.choice(numbers, x.shape)
         labels, others = rng.integers(model.outputs[0].shape[-1], size=(2, *y.shape))
         extremes[own], others[own] = examples[own], labels[own]
-        rest = (np.ones(mask.shape, bool), rng.integers(1 << 31, size=seeds.shape), np.ones(mask.shape[0]))
+        rest = (np.ones(shares.shape), rng.integers(1 << 31, size=seeds.shape), np.ones(shares.shape[0]))
         one, again = (self._bits(place, examples, labels, *rest) for _ in range(2))
         self.cases += 1
         self.changed += one[0] != self._bits(place, extremes, others, *rest)[0]

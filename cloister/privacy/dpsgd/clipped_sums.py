@@ -106,6 +106,11 @@ class Call(NamedTuple):
     seeds: NDArray[np.int64]
     taken: NDArray[np.intp] | None = None
 
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """Return each example's share in the loss of its unit, in the shape of the mask."""
+        return self.mask / np.maximum(self.mask.sum(axis=1, keepdims=True), 1)
+
 
 class Engine(Protocol):
     """Computation of some units of one model, in its framework.

@@ -122,7 +122,7 @@ class InRows:
                 tf.nest.map_structure(lambda like, own: tf.constant(cast(own[examples], like.dtype)), *pair)
                 for pair in pairs
             ),
-            tf.constant(mask[table] & real[:, :, None]),
+            tf.constant(np.where(real[:, :, None], call.shares[table], 0.0)),
             tf.constant(seeds),
             tf.constant(np.broadcast_to(np.asarray(bound, np.float64), self.places)[table]),
         )
@@ -132,9 +132,9 @@ class InRows:
     def with_held(self) -> Compiled:
         """Return the graph of one round that also returns its held tensors, for `audits.keras_kernels`."""
 
-        def both(x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, bound: Tensor) -> tuple[object, list[Tensor]]:
-            found = self._sums(*tf.nest.map_structure(lambda tensor: tensor[None], (x, y, mask, seeds, bound)))
-            return found, self._rows(x, y, mask, seeds, self._values())
+        def both(x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, bound: Tensor) -> tuple[object, list[Tensor]]:
+            found = self._sums(*tf.nest.map_structure(lambda tensor: tensor[None], (x, y, shares, seeds, bound)))
+            return found, self._rows(x, y, shares, seeds, self._values())
 
         return self._traced(both, self._signature())
 
@@ -153,7 +153,7 @@ class InRows:
     def _signature(self, *outer: int | None) -> list[object]:
         return [
             *(specs_of([*outer, self.at_once * self._cap], examples) for examples in self._probe),
-            tf.TensorSpec([*outer, self.at_once, self._cap], tf.bool),
+            tf.TensorSpec([*outer, self.at_once, self._cap], tf.float64),
             tf.TensorSpec([*outer, len(seeds_of(self.model)), 2], tf.int64),
             tf.TensorSpec([*outer, self.at_once], tf.float64),
         ]
@@ -164,18 +164,19 @@ class InRows:
             return tf.function(computed, input_signature=signature, autograph=False).get_concrete_function()
 
     def _round(self) -> Compiled:
-        """Return the graph of a round, from its examples, mask and seeds, and the weights."""
+        """Return the graph of a round, from its examples, shares and seeds, and the weights."""
         values = [tf.TensorSpec(each.shape, each.dtype) for each in self.model.trainable_variables]
         return self._traced(self._held, [*self._signature()[:-1], values])
 
-    def _held(self, x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, values: list[Tensor]) -> list[Tensor]:
+    def _held(self, x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, values: list[Tensor]) -> list[Tensor]:
         """Return the held tensors of each part, and the squared norms, shape (P,)."""
         variables = self.model.trainable_variables
         with chained_sums():
             with keras.StatelessScope([*zip(variables, values, strict=True), *seeded(self.model, seeds)]):
                 losses = losses_of(self.model, self._loss, x, y)
-            total = tf.reduce_sum(losses * tf.cast(_shares(mask), losses.dtype))
-            placed = {id(tensor): Rows(0, tensor.shape[0] // self.at_once) for tensor in tf.nest.flatten((x, y, mask))}
+            total = tf.reduce_sum(losses * tf.cast(tf.reshape(shares, [-1]), losses.dtype))
+            inputs = tf.nest.flatten((x, y, shares))
+            placed = {id(tensor): Rows(0, tensor.shape[0] // self.at_once) for tensor in inputs}
             gradients = zip(variables, self._gradients(total, values, placed), strict=True)
             self._parts = [(variable, part_of(own)) for variable, own in gradients if own]
             self.kernels = {variable.path: part.kernel for variable, part in self._parts}
@@ -225,16 +226,16 @@ class InRows:
         return found
 
     def _sums(
-        self, x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, bound: Tensor
+        self, x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, bound: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         """Return the sum for each variable, and counts.
 
         Args:
-            x, y, mask, seeds, bound: of each round.
+            x, y, shares, seeds, bound: of each round.
         """
-        real = tf.reduce_any(mask, axis=2)
+        real = tf.reduce_any(shares > 0, axis=2)
         with chained_sums():
-            totals, held, squares = self._looped(x, y, mask, seeds, bound, real, self._values())
+            totals, held, squares = self._looped(x, y, shares, seeds, bound, real, self._values())
             found = clip(squares, tf.reshape(real, [-1]), tf.reshape(bound, [-1]))
             summed = (variable for variable, part in self._parts if part.holds_gradients)
             sums = {id(variable): total for variable, total in zip(summed, totals, strict=True)}
@@ -246,14 +247,14 @@ class InRows:
             return in_order, found.clipped, found.non_finite
 
     def _looped(
-        self, x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, bound: Tensor, real: Tensor, values: list[Tensor]
+        self, x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, bound: Tensor, real: Tensor, values: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """Return sums of held gradients, held tensors of other parts, and squared norms of the units of all rounds.
 
         Gradients are added up in double precision, a round at a time. Other tensors are kept: their weighted sum for
         all rounds is one product of matrices.
         """
-        count = tf.shape(mask)[0]
+        count = tf.shape(shares)[0]
         gradients = [variable for variable, part in self._parts if part.holds_gradients]
 
         def array(like: Tensor) -> tf.TensorArray:
@@ -262,7 +263,7 @@ class InRows:
         def step(
             number: Tensor, totals: list[Tensor], arrays: list[tf.TensorArray], squares: tf.TensorArray
         ) -> tuple[Tensor, list[Tensor], list[tf.TensorArray], tf.TensorArray]:
-            given = tf.nest.map_structure(lambda every: every[number], (x, y, mask, seeds))
+            given = tf.nest.map_structure(lambda every: every[number], (x, y, shares, seeds))
             *held, own = self._rows(*given, values)
             found = clip(own, real[number], bound[number])
             new: list[Tensor] = []
@@ -324,10 +325,3 @@ def clip(squares: Tensor, real: Tensor, bound: Tensor) -> Clip:
     factors = tf.where(factors < SMALLEST_FACTOR, tf.zeros_like(factors), factors)
     clipped = tf.math.count_nonzero(finite & real & (norms > bound))
     return Clip(factors, clipped, tf.math.count_nonzero(real & ~finite))
-
-
-def _shares(mask: Tensor) -> Tensor:
-    """Return each example's share in its unit's loss, shape (U·cap,), double."""
-    counted = tf.cast(mask, tf.float64)
-    # An empty unit has no examples to divide by; its share is 0.
-    return tf.reshape(counted / tf.maximum(tf.reduce_sum(counted, axis=1, keepdims=True), 1.0), [-1])

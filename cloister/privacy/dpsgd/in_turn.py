@@ -122,7 +122,7 @@ class InTurn:
         bounds = np.ones(self.places)
         bounds[: len(mask)] = bound
         shares = np.zeros((self.places, self._cap))
-        shares[: len(mask)] = mask / np.maximum(mask.sum(axis=1, keepdims=True), 1)
+        shares[: len(mask)] = call.shares
         given = (
             *(tf.nest.map_structure(self._by_unit, *pair) for pair in zip(self._probe, (x, y), strict=True)),
             tf.constant(shares),

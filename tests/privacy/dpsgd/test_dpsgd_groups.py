@@ -23,7 +23,7 @@ from statistics_of_noise import std_is
 from support import mostly_slow
 
 from cloister.privacy.dpsgd.batches import rows_of, units_of
-from cloister.privacy.dpsgd.in_rows import _shares
+from cloister.privacy.dpsgd.clipped_sums import Call
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.utils.errors import ConfigError
@@ -183,8 +183,9 @@ def test_groups_must_be_given_and_of_one_length():
 
 
 def test_a_group_that_is_empty_in_a_microbatch_counts_for_nothing():
-    shares = _shares(np.array([[True, True], [True, False], [False, False]]))
-    np.testing.assert_array_equal(shares, [0.5, 0.5, 1, 0, 0, 0])
+    mask = np.array([[True, True], [True, False], [False, False]])
+    shares = Call(np.zeros(6), np.zeros(6), mask, 1.0, np.zeros(0, np.int64)).shares
+    np.testing.assert_array_equal(shares, [[0.5, 0.5], [1, 0], [0, 0]])
 
 
 class TestDrawing:
