@@ -443,6 +443,9 @@ def _statement(context: RunContext, loop: RoundLoop) -> Statement:
     untrained = not resumed and loop.asked == len(measured)
     untrained &= all(m is not None and m.asked == sum(item.abstained for item in m.rejected) for m in measured)
     rounds = 0 if untrained else asked + plan.resumes
+    if resumed and (events := plan.strategy.events(layout)):
+        # A directory that was put back to an earlier state does not know of all rounds.
+        rounds = max(rounds, len(plan.budget.of_run()) // len(events))
     clients = client_claim(plan, layout, rounds, context.sizes, context.shared, context.attested)
     if clients is not None:
         clients = as_shown(clients, loop.grid, resumed)

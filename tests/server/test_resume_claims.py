@@ -121,6 +121,19 @@ class TestClaimsOfADirectoryThatWasMoved:
         claimed = claims(tmp_path)["claims"][0]["epsilon"]
         assert claimed == best_epsilon(recorded, 1e-5)[0] > best_epsilon(planned, 1e-5)[0]
 
+    def test_an_earlier_copy_leaves_no_round_of_the_clients_noise_out(self, tmp_path):
+        noise = {f"privacy.{name}": value for name, value in (("client", "gaussian"), ("data-identity", "d"))}
+        noise |= {"privacy.gaussian-noise-multiplier": 50.0, "privacy.gaussian-clipping-norm": 1.0}
+        stopped_after(tmp_path, PRIVATE | noise, 1)
+        shutil.copytree(tmp_path / "r", tmp_path / "copy")
+        for _ in range(4):
+            shutil.rmtree(tmp_path / "r")
+            shutil.copytree(tmp_path / "copy", tmp_path / "r")
+            stopped_after(tmp_path, {"resume": str(tmp_path / "r")}, 1)
+        rounds = len(PrivacyBudget(Ledger(tmp_path / "ledgers" / "d.jsonl"), "r").of_run())
+        planned = 3 + 1
+        assert rounds > planned and f"all {rounds} rounds" in claims(tmp_path)["clients"]["claims"][0]["scope"]
+
     @pytest.mark.parametrize("client", ["gaussian", "laplace"])
     def test_what_clients_are_told_rests_on_the_same_condition(self, tmp_path, client):
         """The server decides how often it resumes, and clients' claims are about the server."""

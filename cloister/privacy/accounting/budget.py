@@ -205,9 +205,12 @@ class PrivacyBudget(Generic[AnyStore]):
 
     def account_of_run(self: "PrivacyBudget[Ledger]", insiders: bool = True) -> Account:
         """Return the composition of releases of this run or opened by this budget."""
+        return Account(self.of_run(), self.relation, insiders)
+
+    def of_run(self: "PrivacyBudget[Ledger]") -> list[Event]:
+        """Return the releases of this run or opened by this budget."""
         about = (entry for entry in self.ledger.entries if entry.unit == self.unit)
-        own = (entry.event for entry in about if entry.run == self.run or entry.release in self._opened)
-        return Account(own, self.relation, insiders)
+        return [entry.event for entry in about if entry.run == self.run or entry.release in self._opened]
 
     def opened(self: "PrivacyBudget[Ledger]") -> list[Event]:
         """Return the releases opened by this budget; a run's name may be shared."""
