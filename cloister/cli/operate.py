@@ -1,4 +1,7 @@
-"""Commands for operators: of nodes, SuperLinks, kits, ledgers and monitoring; each imports its own dependencies."""
+"""Commands for operators: of nodes, SuperLinks, kits, ledgers and monitoring.
+
+A command imports Flower and TensorFlow only when it runs.
+"""
 
 import re
 import time

@@ -315,7 +315,7 @@ def weighted_loss(
     losses: Callable[[list[Tensor], Tensor], Iterable[Tensor]],
     cast: Callable[[Tensor, Tensor], Tensor],
 ) -> Callable[[list[Tensor], Tensor], Tensor]:
-    """Return the sum of an example's losses times its weight, before clipping, as a function of labels and outputs.
+    """Build the loss of an example before clipping: its weight times the sum over all targets.
 
     The last of the labels is the weight. It is a function of the example alone: of its class, or its own.
 

@@ -45,27 +45,7 @@ class Latest(Collector):
         yield _by("cloister_findings", "What is wrong now.", ("kind", "level"), kinds)
         if self.snapshot.run:
             yield from _of_run(self.snapshot.run, self.when)
-        snapshot, run = self.snapshot, self.snapshot.run
-        if run and not snapshot.hides_progress:
-            # Other runs on the data change these too.
-            if run.epsilon is not None:
-                yield _one("cloister_epsilon", "What everything in the server's ledger amounts to.", run.epsilon)
-            if run.budget_left is not None:
-                yield _one("cloister_epsilon_left", "What is left of privacy.max-epsilon.", run.budget_left)
-        if snapshot.nodes is not None:
-            online: dict[str, float] = {}
-            for node in snapshot.nodes:  # while a site gets a new key, two nodes have its name
-                name = clean(node["name"] or node["node-id"])
-                online[name] = max(online.get(name, 0.0), float(node["status"] == "online"))
-            names = [((name,), value) for name, value in online.items()]
-            yield _by("cloister_site_online", "Whether a registered site is online.", ("site",), names)
-        if snapshot.spent and not snapshot.hides_progress:
-            shares = [((clean(ledger), unit), share) for (ledger, unit), share in snapshot.spent.items()]
-            yield _by("cloister_budget_spent", "Share of a budget that is spent.", ("ledger", "unit"), shares)
-        # The database contains a message for each client of the cohort.
-        hidden = snapshot.hides_progress or (run is not None and run.hides_times)
-        if snapshot.database_bytes is not None and not hidden:
-            yield _one("cloister_database_bytes", "Size of the SuperLink's state.", snapshot.database_bytes)
+        yield from _of_federation(self.snapshot)
 
 
 def registry(latest: Latest) -> CollectorRegistry:
@@ -73,6 +53,30 @@ def registry(latest: Latest) -> CollectorRegistry:
     made = CollectorRegistry()
     made.register(latest)
     return made
+
+
+def _of_federation(snapshot: Snapshot) -> Iterator[Metric]:
+    run = snapshot.run
+    if run and not snapshot.hides_progress:
+        # Other runs on the data change these too.
+        if run.epsilon is not None:
+            yield _one("cloister_epsilon", "What everything in the server's ledger amounts to.", run.epsilon)
+        if run.budget_left is not None:
+            yield _one("cloister_epsilon_left", "What is left of privacy.max-epsilon.", run.budget_left)
+    if snapshot.nodes is not None:
+        online: dict[str, float] = {}
+        for node in snapshot.nodes:  # while a site gets a new key, two nodes have its name
+            name = clean(node["name"] or node["node-id"])
+            online[name] = max(online.get(name, 0.0), float(node["status"] == "online"))
+        names = [((name,), value) for name, value in online.items()]
+        yield _by("cloister_site_online", "Whether a registered site is online.", ("site",), names)
+    if snapshot.spent and not snapshot.hides_progress:
+        shares = [((clean(ledger), unit), share) for (ledger, unit), share in snapshot.spent.items()]
+        yield _by("cloister_budget_spent", "Share of a budget that is spent.", ("ledger", "unit"), shares)
+    # The database contains a message for each client of the cohort.
+    hidden = snapshot.hides_progress or (run is not None and run.hides_times)
+    if snapshot.database_bytes is not None and not hidden:
+        yield _one("cloister_database_bytes", "Size of the SuperLink's state.", snapshot.database_bytes)
 
 
 def _of_run(run: RunState, now: float) -> Iterator[Metric]:

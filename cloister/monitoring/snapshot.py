@@ -178,7 +178,7 @@ class Finding:
     """One problem.
 
     Attributes:
-        kind: a word of the table above.
+        kind: first column of the module's table.
         level: `critical` if an operator has to act.
         text: for the operator, one line.
         about: affected site, ledger or run. Findings of the same kind about the same thing are the same.

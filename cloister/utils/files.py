@@ -58,11 +58,11 @@ def read_npz(path: Path) -> dict[str, NDArray]:
 
 
 def complete_lines(path: Path) -> list[str]:
-    """Return the complete lines of a file to which a run appends; none if the file is absent.
+    """Return the complete lines of a file that a run appends to; none if there is no file.
 
     A killed run may leave a partial last line.
     """
-    return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+    return path.read_text().rpartition("\n")[0].splitlines() if path.is_file() else []
 
 
 def read_json(path: Path) -> JsonTable:

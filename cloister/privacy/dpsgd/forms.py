@@ -253,7 +253,7 @@ class Table(Part):
 
 
 class Origins(NamedTuple):
-    """Places in a variable of numbers that an operation takes, each once.
+    """Place in a variable of each number that an operation takes. No place occurs twice.
 
     Attributes:
         shape: of the variable.
@@ -265,7 +265,7 @@ class Origins(NamedTuple):
 
 
 def back(tensor: Tensor, origins: Origins, units: Sequence[int] = ()) -> Tensor:
-    """Return gradients with respect to a variable from those with respect to numbers taken from it; 0 for all others.
+    """Scatter gradients of numbers taken from a variable into its shape; the rest is 0.
 
     Args:
         tensor: shape (*units, ...), a number of each unit for each origin.
@@ -274,7 +274,7 @@ def back(tensor: Tensor, origins: Origins, units: Sequence[int] = ()) -> Tensor:
     """
     if origins.places is not None:
         count, entries = len(origins.places), np.arange(math.prod(origins.shape))
-        taken = np.full(len(entries), count)  # the number behind all others, which is 0
+        taken = np.full(len(entries), count, np.int32)  # the number behind all others, which is 0
         taken[origins.places] = np.arange(count)
         flat = tf.reshape(tensor, [*units, count])
         tensor = tf.gather(tf.pad(flat, [*[(0, 0)] * len(units), (0, 1)]), taken, axis=-1)

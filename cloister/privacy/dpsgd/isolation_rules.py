@@ -70,15 +70,15 @@ class StaticValues:
             return np.array(shape, tensor.dtype.as_numpy_dtype) if shape.is_fully_defined() else None
         if operation.type not in FOLDED or not counts or (tensor.shape.num_elements() or 0) > MOST_FOLDED:
             return None
-        values = [self.of(one) for one in operation.inputs]
-        if any(one is None for one in values):
+        values = [value for one in operation.inputs if (value := self.of(one)) is not None]
+        if len(values) < len(operation.inputs):
             return None
         result = executed(operation, values)[tensor.value_index]
         return result if result.size <= MOST_FOLDED else None
 
 
-def executed(operation: tf.Operation, values: Iterable[NDArray | None]) -> list[NDArray]:
-    """Return the outputs of an operation for these inputs, computed now."""
+def executed(operation: tf.Operation, values: Sequence[NDArray]) -> list[NDArray]:
+    """Execute an operation without state eagerly: one of `FOLDED`, or of `uses.MOVES`."""
     function, rest = getattr(tf.raw_ops, operation.type), iter(values)
     arguments: dict[str, object] = {}
     for argument in operation.op_def.input_arg:

@@ -107,12 +107,12 @@ def of_whole(gradients: Tensor) -> tuple[Form, list[Tensor], Tensor]:
 
 
 def without_denormals(tensor: Tensor) -> Tensor:
-    """Return a tensor with 0 in the place of numbers up to `SMALLEST_NORMAL`.
+    """Replace numbers of magnitude up to `SMALLEST_NORMAL` by 0.
 
     So no number is a denormal of float32, whether the processor takes these for 0 or not.
 
     Raises:
-        ValueError: the tensor is neither of float32 nor of float64.
+        ValueError: numbers have too few bits.
     """
     refuse_coarse(tensor)
     return torch.nn.functional.hardshrink(tensor, SMALLEST_NORMAL)
@@ -127,7 +127,7 @@ def refuse_coarse(tensor: Tensor) -> None:
 def squares(tensor: Tensor) -> Tensor:
     """Return upper bounds of the sums of squares of the entries of each unit, shape (U,), double.
 
-    The margin covers the roundings of the sum in double precision, in any order, of its root, and of the root's square.
+    The margin covers the roundings of the squares, of their sum in any order, of its root, and of the root's square.
     """
     flat = _flat(tensor)
     norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)

@@ -106,7 +106,7 @@ class TorchInRows:
         bounds = np.broadcast_to(np.asarray(bound, np.float64), len(mask))
         values, parts = self.values(), self._graph.parts
         totals: dict[int, Tensor] = {}
-        kept: list[list[tuple[list[Tensor], Tensor]]] = [[] for _ in parts]
+        kept: dict[int, list[tuple[list[Tensor], Tensor]]] = {part.number: [] for part in parts}
         clipped = non_finite = 0
 
         def add(part: Part, several: Sequence[Tensor], factors: Tensor) -> None:
@@ -122,14 +122,14 @@ class TorchInRows:
                 found = _clip(squares.numpy(), counted.any(axis=1), bounds[places])
                 clipped, non_finite = clipped + found[1], non_finite + found[2]
                 rest = iter(held)
-                for number, part in enumerate(parts):
+                for part in parts:
                     mine = weighted(part.form, [next(rest) for _ in range(part.form.count)], found[0])
                     if part.form.is_kept:
-                        kept[number].append(mine)
+                        kept[part.number].append(mine)
                     else:
                         add(part, *mine)
-            for part, several in zip(parts, kept, strict=True):
-                if several:
+            for part in parts:
+                if several := kept[part.number]:
                     held_of_all = zip(*(mine for mine, _ in several), strict=True)
                     add(part, [joined(each) for each in held_of_all], joined([own for _, own in several]))
         return Sums(self._in_order(totals, values), clipped, non_finite)
@@ -206,7 +206,7 @@ class TorchInRows:
                 raise NotCapturable("gradients of several examples at once differ from those of plain autograd")
 
     def _in_order(self, totals: Mapping[int, Tensor], values: list[Tensor]) -> list[NDArray]:
-        """Return the sums with respect to parameters from those with respect to views of them, by their numbers."""
+        """Map sums over views back to their parameters; 0 where there is none."""
         sums = {
             part.number: part.back(totals[part.number], values[part.number])
             for part in self._graph.parts

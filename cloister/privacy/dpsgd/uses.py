@@ -31,7 +31,7 @@ GATHER = "GatherV2"
 MOVES = ("StridedSlice", "Transpose", GATHER)
 VIEWS = ("Identity", "Reshape", "ExpandDims", "Squeeze", *MOVES)
 """Operations that keep a number of their first input once, or drop it: a gradient keeps its norm on the way back. A
-choice is one at known places, if it repeats none."""
+gather is one if its indices are known. `Use.origins` refuses repeated numbers."""
 CONTRACTIONS = ("MatMul", "BatchMatMulV2", "Einsum")
 COPIES = ("BroadcastTo", "Tile")
 ELEMENTWISE = (
@@ -90,14 +90,14 @@ class Use:
         places, known = np.arange(math.prod(shape), dtype=np.int32).reshape(shape), StaticValues()
         for view in self.views:
             if view.type in MOVES:
-                others = list(map(known.of, view.inputs[1:]))
-                if any(other is None for other in others):
+                others = [other for each in view.inputs[1:] if (other := known.of(each)) is not None]
+                if len(others) < len(view.inputs) - 1:
                     raise NotCapturable("cut at places that are computed")
                 (places,) = executed(view, [places, *others])
             else:
                 places = places.reshape(tuple(view.outputs[0].shape))
         if np.unique(places).size < places.size:
-            raise NotCapturable("chosen more than once")
+            raise NotCapturable("read more than once through one view")
         return Origins(shape, (places.transpose(order) if is_turned else places).ravel())
 
 
