@@ -10,12 +10,15 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from quick_runs import quick_runs  # noqa: F401
 from rich.console import Console
 
 from cloister.config.run import parse
 from cloister.server.build import build
+from cloister.tasks.datasets import characters
+from cloister.tasks.making import named_task
 from cloister.tasks.targets import Target
 from cloister.utils.errors import ConfigError
 
@@ -424,6 +427,28 @@ def test_another_cohort_of_writers_has_results_of_its_own(load, tmp_path, monkey
         command(script, "mnist_writers", tmp_path, *asked, cohort, monkeypatch=monkeypatch)
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("**/softmax-*.json")}
     assert found == {f"mnist_writers/{folder}softmax-k1-seed0.json" for folder in ("", "cohort-4/")}
+
+
+def test_the_papers_second_loss_has_results_of_its_own_beside_its_figures(load, tmp_path, monkeypatch):
+    script = load("mnist_writers")
+    own = {"seed": 0, "rounds": 7, "accuracy": 0.8, "leakage-maximum": 1.0, "k": 2, "nu": 5.0}
+    monkeypatch.setattr(script, "trained", lambda settings, writers: own)
+    monkeypatch.setattr(script, "writers_of", lambda task, data: 539)
+    monkeypatch.setattr(characters, "MnistWriters", characters.MnistWriters)
+    asked = ["--nu", "5", "--hypotheses", "2", "--model", "cnn", "--loss", "rmse"]
+    command(script, "mnist_writers", tmp_path, *asked, monkeypatch=monkeypatch)
+    table = (tmp_path / "mnist_writers" / "rmse" / "table-cnn.md").read_text()
+    assert "| 5 | – | 80.0 % | 78.7 % | +4.3 | 1 | 0, 1 |" in table
+    assert named_task(parse({"task.name": "mnist-writers"}).task).targets[""].loss == "rmse"
+
+
+def test_rows_of_labels_are_scored_by_accuracy(load):
+    kind = characters.Digits
+    task, plain = (each(parse({"task.name": "digits"}).task) for each in (load("mnist_writers").with_rows(kind), kind))
+    y = task.load().train.y
+    assert y.sum(axis=1).tolist() == [1] * len(y)
+    assert y.argmax(axis=1).tolist() == plain.load().train.y.tolist()
+    assert task.metrics(y[:2], np.array([y[0], 1 - y[1]])) == {"loss": 0.5, "rmse": 0.5**0.5, "accuracy": 0.5}
 
 
 def test_the_histogram_of_leakage_is_drawn_of_a_run_that_has_one(load, tmp_path, monkeypatch):
