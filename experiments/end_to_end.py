@@ -13,7 +13,8 @@ results whose `--name` contains `-clip-` beside their clips (figure 4.4).
 
 The runs of 1,000 and 10,000 clients take many hours. A run that was stopped (Ctrl-C, or kill) has a result of its own,
 NAME-stopped, until the run has ended. It goes on after its last round when the same command is given again, where no
-noise is seeded: proposed, curator and naive need `-c privacy.noise-seed=-1` for that. `central` cannot go on.
+noise is seeded: proposed, curator and naive need `-c privacy.noise-seed=-1` for that. `central` keeps its weights below
+`--output-dir` every ten epochs, and goes on from there with other noise.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from cells import NONE, SOURCES, parser, write_table
 from rich.console import Console
 
@@ -264,37 +266,53 @@ def server_epsilon(config: Any, rounds: int) -> dict[str, Any]:
 def central(arguments: argparse.Namespace) -> dict[str, Any]:
     """DP-SGD on all of MNIST in one place, an epoch being 100 Poisson batches of 600 on average."""
     from cloister.config.run import TaskConfig
-    from cloister.privacy.dpsgd import step as trainer
+    from cloister.privacy.dpsgd.batches import poisson
     from cloister.tasks.datasets.characters import Mnist
 
     settings = CENTRAL | ({} if arguments.sigma is None else {"noise-multiplier": arguments.sigma})
     task = Mnist(TaskConfig(name="mnist", model=arguments.model, data_path=arguments.data))
     data, model = task.load(), task.build()
     model.initialise(settings["seed"])
-    private, steps = central_trainer(model, settings), len(data.train) // settings["batch-size"]
+    name, steps = arguments.name or name_of(arguments), len(data.train) // settings["batch-size"]
+    weights = Path(arguments.output_dir) / f"{name}.npz"
+    curve = curve_so_far(model, weights, arguments.results / f"{name}-stopped.json")
+    private = central_trainer(model, settings, settings["seed"] + len(curve))
+    rate = settings["batch-size"] / len(data.train)
     target = TARGET_EPSILON.get(settings["noise-multiplier"], 2.0)
     columns = ["epoch", "accuracy", "loss", f"published-delta-at-{target:g}", "epsilon-at-1e-5"]
-    result: dict[str, Any] = {"system": "central", "settings": settings, "columns": columns, "curve": []}
-    print(hours(EPOCH[arguments.model] * arguments.epochs), flush=True)
+    result: dict[str, Any] = {"system": "central", "settings": settings, "columns": columns, "curve": curve}
+    done = len(curve)
+    print(hours(EPOCH[arguments.model] * (arguments.epochs - done)), flush=True)
     start = time.perf_counter()
-    for epoch in range(1, arguments.epochs + 1):
-        for _ in trainer.train(private, data.train.x, data.train.y, steps=steps, seed=10**6 + epoch):
-            pass
+    for epoch in range(done + 1, arguments.epochs + 1):
+        for batch in poisson(len(data.train), rate, steps, seed=10**6 + epoch):
+            private.step(data.train.x[batch], data.train.y[batch])
         accuracy, loss = scores(task.metrics(data.test.y, model.predict(data.test.x)))
-        rate = settings["batch-size"] / len(data.train)
         spent = central_privacy(settings["noise-multiplier"], rate, epoch * steps, target)
         result["curve"].append([epoch, accuracy, loss, *spent])
-        result["seconds"] = round(time.perf_counter() - start)
-        left = hours((time.perf_counter() - start) / epoch * (arguments.epochs - epoch))
+        result["seconds-since-the-last-start"] = round(time.perf_counter() - start)
+        left = hours((time.perf_counter() - start) / (epoch - done) * (arguments.epochs - epoch))
         print(f"epoch {epoch}  accuracy {accuracy:.4f}  {left}", flush=True)
         if epoch % 10 == 0:
-            name = arguments.name or name_of(arguments)
             save(result | provenance(arguments) | {"ended": "not yet"}, arguments.results, name)
+            weights.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(weights, epoch=epoch, **model.arrays())
     return result
 
 
-def central_trainer(model: Any, settings: Mapping[str, Any]) -> Any:
-    """DP-SGD on a model."""
+def curve_so_far(model: Any, weights: Path, stopped: Path) -> list[list[float]]:
+    """The curve of a stopped run up to its kept weights, which the model takes; empty: there is none."""
+    if not (weights.exists() and stopped.exists()):
+        return []
+    with np.load(weights) as archive:
+        arrays = dict(archive)
+    epoch = int(arrays.pop("epoch"))
+    model.assign(arrays)
+    return json.loads(stopped.read_text())["curve"][:epoch]
+
+
+def central_trainer(model: Any, settings: Mapping[str, Any], seed: int) -> Any:
+    """DP-SGD on a model, with the noise of a seed."""
     import keras
 
     from cloister.privacy.dpsgd.step import DpSgd
@@ -307,7 +325,7 @@ def central_trainer(model: Any, settings: Mapping[str, Any]) -> Any:
         clipping_norm=settings["clipping-norm"],
         optimizer=keras.optimizers.SGD(settings["learning-rate"]),
     )
-    trainer.noise = GaussianNoise(settings["seed"])
+    trainer.noise = GaussianNoise(seed)
     return trainer
 
 

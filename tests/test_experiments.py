@@ -101,6 +101,53 @@ def test_a_stopped_run_goes_on_when_it_is_asked_for_again(script, arguments, mon
     assert spent[0] < spent[1]
 
 
+class Counting:
+    """A task, and its model with DP-SGD: one weight counts steps, of which an epoch has two."""
+
+    def __init__(self, config=None):
+        self.weight = np.zeros(1)
+
+    def load(self):
+        part = characters.Examples(np.zeros((1200, 1)), np.zeros(1200))
+        return SimpleNamespace(train=part, test=part)
+
+    def build(self):
+        return self
+
+    def initialise(self, seed):
+        self.weight[:] = 0
+
+    def arrays(self):
+        return {"weight": self.weight}
+
+    def assign(self, arrays):
+        self.weight[:] = arrays["weight"]
+
+    def step(self, x, y):
+        self.weight += len(x) == len(y) > 0
+
+    def predict(self, x):
+        return self.weight
+
+    def metrics(self, y, predicted):
+        if predicted[0] == 24 and not Counting.stopped:
+            Counting.stopped = True
+            raise KeyboardInterrupt
+        return {"accuracy": predicted[0] / 100, "loss": 0}
+
+
+def test_a_stopped_central_run_goes_on_after_its_kept_weights(script, arguments, monkeypatch):
+    arguments.system, arguments.epochs, seeds = "central", 12, []
+    monkeypatch.setattr(Counting, "stopped", False, raising=False)
+    monkeypatch.setattr(characters, "Mnist", Counting)
+    monkeypatch.setattr(script, "central_trainer", lambda model, settings, seed: seeds.append(seed) or model)
+    with pytest.raises(KeyboardInterrupt):
+        script.central(arguments)
+    result = script.central(arguments)
+    assert seeds == [1, 11]  # of the noise of the first epochs, and of those after the tenth
+    assert [row[:2] for row in result["curve"]] == [[n, 2 * n / 100] for n in range(1, 13)]
+
+
 def parsed(script, arguments):
     return parse(script.settings_of("proposed", arguments))
 
