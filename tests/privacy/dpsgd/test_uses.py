@@ -92,7 +92,9 @@ IN_ROWS = {
     "in parts": own(in_parts, (4, 4)),
     "every second row": own(lambda x, w: x @ w[::2], (8, 3)),
     "a cut with another axis, backwards": own(lambda x, w: x * w[..., 1, None, ::-1], (1, 2, 4)),
-    "rows of several tables": own(lambda x, w: x @ tf.gather(w, [[0, 2], [1, 3]], batch_dims=1)[0], (2, 4, 3)),
+    "rows of several tables": own(
+        lambda x, w: x @ tf.gather(w, [[0, 2, 1, 4], [1, 3, 0, 2]], batch_dims=1)[0], (2, 5, 3)
+    ),
     "a part of the gradient": own(lambda x, w: x @ w + x @ ops.stop_gradient(w * 2), (4, 3)),
 }
 FAST = ("a product and entry by entry", "rows of a table for all", "a matrix for each head, in capitals", "in parts")
