@@ -145,7 +145,7 @@ IN_TURN = {
     ),
     "a gradient of its own": (lambda: functional((5, 4), lambda x: head(Straight()(x))), "straight/own"),
     "copies of an example meet heads": (own(of_heads_by_copies, (2, 4, 3)), "repeated or added up in a product"),
-    "rows of a table again": (own(lambda x, w: x * ops.take(w, [1, 3, 1, 0, 1], axis=0), (6, 4)), "chosen more than"),
+    "rows of a table again": (own(lambda x, w: x * ops.take(w, [1, 3, 1, 0, 1], axis=0), (6, 4)), "read more than"),
 }
 
 
