@@ -11,7 +11,6 @@ from cloister.client.trainers import requested_plan
 from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.vocabulary import Unit
 from cloister.privacy.dpsgd.local_steps import LocalSteps
-from cloister.privacy.mechanisms.distributed.shared import SharedRelease
 from cloister.training.plan import TrainingPlan
 from cloister.utils.arrays import Layout
 from cloister.utils.errors import PrivacyError
@@ -59,8 +58,18 @@ def privacy_costs_of(request: Request, node: Node) -> list[PrivacyCost]:
     if not isinstance(request, TrainRequest):
         scores = (Unaccounted("scores left without noise"),)
         return [PrivacyCost("client", scores, SCORES), PrivacyCost(unit, scores, SCORES)]
-    if shared := request.config.shared_release:
-        return _of_share(shared, by_own_roster(request, node), node)
+    if shared := request.config.shared_release:  # a sum to which this node adds a share of the noise
+        request = by_own_roster(request, node)
+        name, bound, of_client = SHARED, request.bound, request.bound
+        if is_step := request.config.sums_gradients:
+            planned_steps(request, node)  # refuses a node that states no size
+            name, bound, of_client = steps_by(request.config.task.group), shared.bound_in(request.round), 0.0
+        events = shared.unit_events(Layout.of(request.models[0]), len(request.by_provisioner))
+        if not (node.policy and node.policy.min_colluding) and (node.config.data_path or not is_step):
+            # The run alone states how many members collude: the node's own share of noise may be the only one that
+            # covers its examples. A simulated node that sums gradients relies on the run.
+            events, bound = (Unaccounted(NO_MINIMUM),), 0.0
+        return [PrivacyCost("client", request.promise, SHARED, of_client), PrivacyCost(unit, events, name, bound)]
     privacy, mechanism = request.config.privacy, request.config.privacy.client.noise_on_update
     if privacy.client.clips_gradients:
         steps, own = planned_steps(request, node), privacy.dp_sgd.mechanism()
@@ -76,22 +85,6 @@ def privacy_costs_of(request: Request, node: Node) -> list[PrivacyCost]:
     clip = 0.0 if isinstance(events[0], Unaccounted) else privacy.client.bound
     of_unit = tuple(event.replaced() for event in events)
     return [PrivacyCost("client", events, name, clip), PrivacyCost(unit, of_unit, name, clip)]
-
-
-def _of_share(shared: SharedRelease, request: TrainRequest, node: Node) -> list[PrivacyCost]:
-    """Return the releases of a sum to which this node adds a share of the noise; `request` is by its own roster."""
-    name, of_unit, of_client = SHARED, request.bound, request.bound
-    is_step = request.config.sums_gradients
-    if is_step:
-        planned_steps(request, node)  # refuses a node that states no size
-        name, of_unit, of_client = steps_by(request.config.task.group), shared.bound_in(request.round), 0.0
-    events = shared.unit_events(Layout.of(request.models[0]), len(request.by_provisioner))
-    if not (node.policy and node.policy.min_colluding) and (node.config.data_path or not is_step):
-        # The run alone states how many members collude: the node's own share of noise may be the only one that covers
-        # its examples. A simulated node that sums gradients relies on the run.
-        events, of_unit = (Unaccounted(NO_MINIMUM),), 0.0
-    client = PrivacyCost("client", request.promise, SHARED, of_client)
-    return [client, PrivacyCost(unit_of(request, node), events, name, of_unit)]
 
 
 def unit_of(request: Request, node: Node) -> Unit:

@@ -218,7 +218,7 @@ class FolderStore(AttemptStore):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        with _files_of(self._path):
+        try:
             self._folder = _opened(self._path)
             try:
                 fcntl.flock(self._folder, fcntl.LOCK_EX)
@@ -226,6 +226,8 @@ class FolderStore(AttemptStore):
                 yield
             finally:
                 os.close(self._folder)
+        except OSError as error:
+            raise NodeConfigError(f"secure-state {self._path}: {error.strerror}") from None
 
     def _end_those_left(self, max_attempts: int) -> None:
         """Remove attempts that waited too long, and those beyond `max_attempts`."""
@@ -275,15 +277,6 @@ class FolderStore(AttemptStore):
 
     def _open(self, name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, OWN, dir_fd=self._folder)
-
-
-@contextmanager
-def _files_of(path: str) -> Iterator[None]:
-    """Convert errors of the operating system for the node's operator."""
-    try:
-        yield
-    except OSError as error:
-        raise NodeConfigError(f"secure-state {path}: {error.strerror}") from None
 
 
 def _opened(path: str) -> int:
