@@ -8,7 +8,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from os import environ
 from pathlib import Path
@@ -70,12 +69,20 @@ class Asked:
 
         It is empty if the policy allows the run, or if there is no policy.
         """
-        with _bundle_checked(self.node):
-            try:
-                enforce_policy(self.request, self.node)
-            except PolicyError as error:
-                return str(error)
-        return ""
+        # A plan has no bundle: act as if the node's executor had verified an allowed one.
+        before, allowed = environ.get(CHECKED_BUNDLE), self.node.policy.allowed_fabs if self.node.policy else []
+        try:
+            if allowed:
+                environ[CHECKED_BUNDLE] = allowed[0]
+            enforce_policy(self.request, self.node)
+            return ""
+        except PolicyError as error:
+            return str(error)
+        finally:
+            if before is None:
+                environ.pop(CHECKED_BUNDLE, None)
+            else:
+                environ[CHECKED_BUNDLE] = before
 
 
 def configurations(
@@ -119,24 +126,6 @@ def asked(config: RunConfig, message: Message, nodes: Sequence[dict[str, Scalar]
         for number, node in enumerate(nodes, start=1)
     ]
     return [Asked(request_of(TrainRequest, message, context), Node.of(context)) for context in contexts]
-
-
-@contextmanager
-def _bundle_checked(node: Node) -> Iterator[None]:
-    """Run the block as if the node's executor had verified an allowed app bundle.
-
-    A plan has no bundle.
-    """
-    before, allowed = environ.get(CHECKED_BUNDLE), node.policy.allowed_fabs if node.policy else []
-    try:
-        if allowed:
-            environ[CHECKED_BUNDLE] = allowed[0]
-        yield
-    finally:
-        if before is None:
-            environ.pop(CHECKED_BUNDLE, None)
-        else:
-            environ[CHECKED_BUNDLE] = before
 
 
 @dataclass(frozen=True)
