@@ -57,7 +57,13 @@ class Commands(TyperGroup):
                     if sys.stdout is not None:
                         sys.stdout.flush()
         except click.NoSuchOption as error:
-            text = error.message + _meant(error)
+            text, name = error.message, error.option_name.lstrip("-").replace("_", "-")
+            if error.ctx is not None and any("-c" in parameter.opts for parameter in error.ctx.command.params):
+                from cloister.config.run import known_keys
+
+                meant = [key for key in known_keys() if f"-{key.replace('.', '-')}".endswith(f"-{name}")]
+                if nearest := min(meant, key=lambda key: (key.count("."), len(key)), default=""):
+                    text += f" Settings of a run are given by -c, such as -c {nearest}=VALUE."
             raise click.NoSuchOption(error.option_name, text, error.possibilities, error.ctx) from None
         except Crash as crash:
             text = "\n".join(map(clean, str(crash).splitlines()))
@@ -70,18 +76,6 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
-
-
-def _meant(error: click.NoSuchOption) -> str:
-    """Return a hint to the key of a run that a user took for an option; empty without a similar key."""
-    from cloister.config.run import known_keys
-
-    if error.ctx is None or not any("-c" in parameter.opts for parameter in error.ctx.command.params):
-        return ""
-    name = error.option_name.lstrip("-").replace("_", "-")
-    meant = [key for key in known_keys() if f"-{key.replace('.', '-')}".endswith(f"-{name}")]
-    nearest = min(meant, key=lambda key: (key.count("."), len(key)), default="")
-    return f" Settings of a run are given by -c, such as -c {nearest}=VALUE." if nearest else ""
 
 
 app = typer.Typer(
