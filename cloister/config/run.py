@@ -510,8 +510,26 @@ def _sums_are_possible(config: RunConfig) -> str:
 def _sum_of_server(config: RunConfig) -> str:
     server = config.privacy.server
     if isinstance(server, variants.MetricPrivacy):
-        if reason := _sum_of_distance(server):
-            return reason
+        if server.distance != "rms":
+            return (
+                f"privacy.distance = {server.distance!r}: the distance of two clients needs single updates, and the "
+                "server sees none; use 'rms', which follows from sums, or privacy.server = 'global-dp'"
+            )
+        if server.distance_release != "private" or server.distance_clip != "after":
+            return (
+                f"privacy.distance-release = {server.distance_release!r} with privacy.distance-clip = "
+                f"{server.distance_clip!r}: what the server learns beside the sum has noise of its own, and is of "
+                "clipped updates; use 'private' and 'after'"
+            )
+        if isinstance(server.clipping, variants.AdaptiveClipping):
+            return (
+                "privacy.clipping = 'adaptive' with privacy.server = 'metric': a distance is of one clip; use 'fixed'"
+            )
+        if server.distance_noise_multiplier > LARGEST_MULTIPLIER:
+            return (
+                f"privacy.distance-noise-multiplier = {server.distance_noise_multiplier:g}: no shares of so much noise "
+                f"are made; use at most {LARGEST_MULTIPLIER:g}"
+            )
     elif not isinstance(server, variants.GlobalPrivacy):
         return (
             f"privacy.server = {server.name!r}: groups and choices need single updates, and the server sees none; use "
@@ -560,28 +578,6 @@ def _sum_of_steps(config: RunConfig) -> str:
     ):
         if value != "auto" and (key, value) != ("optimizer", "sgd"):
             return f"client.{key} = {value!r} with privacy.client = 'dp-sgd': {instead}; use 'auto'"
-    return ""
-
-
-def _sum_of_distance(server: variants.MetricPrivacy) -> str:
-    if server.distance != "rms":
-        return (
-            f"privacy.distance = {server.distance!r}: the distance of two clients needs single updates, and the server "
-            "sees none; use 'rms', which follows from sums, or privacy.server = 'global-dp'"
-        )
-    if server.distance_release != "private" or server.distance_clip != "after":
-        return (
-            f"privacy.distance-release = {server.distance_release!r} with privacy.distance-clip = "
-            f"{server.distance_clip!r}: what the server learns beside the sum has noise of its own, and is of clipped "
-            "updates; use 'private' and 'after'"
-        )
-    if isinstance(server.clipping, variants.AdaptiveClipping):
-        return "privacy.clipping = 'adaptive' with privacy.server = 'metric': a distance is of one clip; use 'fixed'"
-    if server.distance_noise_multiplier > LARGEST_MULTIPLIER:
-        return (
-            f"privacy.distance-noise-multiplier = {server.distance_noise_multiplier:g}: no shares of so much noise are "
-            f"made; use at most {LARGEST_MULTIPLIER:g}"
-        )
     return ""
 
 
