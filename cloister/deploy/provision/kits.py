@@ -239,7 +239,19 @@ def _write_server(kits: Kits, federation: Federation, renew: bool) -> None:
         return
     kits.add("server/server.key", credentials.new_tls_key(), SECRET)
     if federation.authority.kind == "external":
-        _take_signed(kits, federation, renew)
+        key, addresses = kits.read("server/server.key"), federation.server.addresses
+        if renew or not kits.has("server/server.csr"):
+            kits.write("server/server.csr", credentials.signing_request(key, addresses), PUBLIC)
+        if renew or not federation.authority.certificate:
+            kits.notes.append(
+                "have server/server.csr signed, name certificate and ca-certificate in federation.toml, and run this "
+                "again"
+            )
+        if federation.authority.certificate:
+            signed = _file(federation.authority.certificate, "certificate")
+            credentials.check_signed(signed, kits.read("authority/ca.crt"), key, addresses)
+            if not kits.has("server/server.crt") or kits.read("server/server.crt") != signed:
+                kits.write("server/server.crt", signed, PUBLIC)
     else:
         if renew or not kits.has("server/server.crt"):
             if not kits.has("authority/ca.key"):
@@ -255,23 +267,6 @@ def _write_server(kits: Kits, federation: Federation, renew: bool) -> None:
     kits.add_text("server/start.sh", scripts.server_script(federation), SCRIPT)
     if federation.server.is_proxied:
         kits.add_text(f"server/{scripts.CONFIGURATION}", scripts.configuration(federation), PUBLIC)
-
-
-def _take_signed(kits: Kits, federation: Federation, renew: bool) -> None:
-    """Write a signing request, and copy the signed certificate if there is one."""
-    key, addresses = kits.read("server/server.key"), federation.server.addresses
-    if renew or not kits.has("server/server.csr"):
-        kits.write("server/server.csr", credentials.signing_request(key, addresses), PUBLIC)
-    if renew or not federation.authority.certificate:
-        kits.notes.append(
-            "have server/server.csr signed, name certificate and ca-certificate in federation.toml, and run this again"
-        )
-    if not federation.authority.certificate:
-        return
-    signed = _file(federation.authority.certificate, "certificate")
-    credentials.check_signed(signed, kits.read("authority/ca.crt"), key, addresses)
-    if not kits.has("server/server.crt") or kits.read("server/server.crt") != signed:
-        kits.write("server/server.crt", signed, PUBLIC)
 
 
 def _write_operator(kits: Kits, federation: Federation) -> None:

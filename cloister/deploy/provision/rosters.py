@@ -97,29 +97,20 @@ def add_site(kits: Kits, site: Site) -> None:
             f"site {name} was taken off the roster: take it out of federation.toml, or --remake sites/{name}"
         )
     elif not kits.has(key_file(name)):
-        if key := _key_of(kits, site):
+        if site.public_signing_key:
+            kits.notes.append(f"site {name} puts its own private signing key in its kit as signing.key")
+            key = checked_key(Path(site.public_signing_key))
+        else:
+            key = _in_kit(kits, name) or kits.issued.get(entry(name), "").encode()
+        if key:
             kits.write(key_file(name), key, PUBLIC)
+        else:
+            kits.notes.append(
+                f"site {name} is not on the roster: put the signing.pub that its first start writes here as "
+                f"{key_file(name)}, and run this again"
+            )
     elif site.public_signing_key and checked_key(Path(site.public_signing_key)) != kits.read(key_file(name)):
         kits.notes.append(f"{key_file(name)} is not the public-signing-key of federation.toml; remove it to replace it")
-
-
-def _key_of(kits: Kits, site: Site) -> bytes:
-    """Return the public signing key of a site.
-
-    It is that of federation.toml, of the site's older kit, or of the record.
-    """
-    if site.public_signing_key:
-        kits.notes.append(f"site {site.name} puts its own private signing key in its kit as signing.key")
-        return checked_key(Path(site.public_signing_key))
-    if key := _in_kit(kits, site.name):
-        return key
-    if known := kits.issued.get(entry(site.name)):
-        return known.encode()
-    kits.notes.append(
-        f"site {site.name} is not on the roster: put the signing.pub that its first start writes here as "
-        f"{key_file(site.name)}, and run this again"
-    )
-    return b""
 
 
 def _in_kit(kits: Kits, name: str) -> bytes:
