@@ -155,7 +155,18 @@ def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predi
         DataError: there is no model, or the examples are not in the task's format.
         ConfigError: there are several hypotheses without labels to select by, or the number is out of range.
     """
-    task = _task(model_dir)
+    try:
+        content = json.loads((model_dir / "config.json").read_text())
+        settings = dict(content["config"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DataError(
+            f"{model_dir} is no run directory and no model-dir of a client: it has no config.json of one"
+        ) from None
+    try:
+        config = parse(translated(settings)).task
+    except ConfigError as error:
+        raise ConfigError(f"{model_dir / 'config.json'}: {error}") from None
+    task = named_task(config)
     files = _models(model_dir)
     if hypothesis is not None and hypothesis >= len(files):
         raise ConfigError(f"--hypothesis {hypothesis}: {model_dir} holds {len(files)}, counted from 0")
@@ -222,21 +233,6 @@ def _read(task: Task, data: Path) -> Scored:
         # Predictions are numbered like rows.
         raise DataError(f"{data} has rows that cannot be scored: {'; '.join(examples.faults)}; remove or correct them")
     return _scored(task, data, examples.x, examples.y)
-
-
-def _task(folder: Path) -> Task:
-    try:
-        content = json.loads((folder / "config.json").read_text())
-        settings = dict(content["config"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise DataError(
-            f"{folder} is no run directory and no model-dir of a client: it has no config.json of one"
-        ) from None
-    try:
-        config = parse(translated(settings)).task
-    except ConfigError as error:
-        raise ConfigError(f"{folder / 'config.json'}: {error}") from None
-    return named_task(config)
 
 
 def _models(folder: Path) -> list[Path]:
@@ -333,8 +329,11 @@ def _table(task: Task, data: Path) -> Scored:
             f"found {width - has_labels}"
         )
     rows = [row or [""] * width for row in found.rows]
-    reasons = [_reason(names[:features], row) if row else UNEVEN for row in found.rows]
     numbers = np.array([[number_of(cell) for cell in row[:features]] for row in rows], np.float64)
+    reasons = ["" if row else UNEVEN for row in found.rows]
+    for at, column in np.argwhere(np.isnan(numbers))[::-1]:  # backwards: a row's first column is named
+        if found.rows[at]:
+            reasons[at] = f"column {names[column]} {'must hold numbers only' if rows[at][column] else 'is empty'}"
     y: NDArray | None = None
     labelled = None
     if has_labels:
@@ -343,14 +342,6 @@ def _table(task: Task, data: Path) -> Scored:
         # Labels are names or whole numbers. A number with a fraction is invalid.
         y = classes_of(cells, task.classes, task.class_names) if task.classes else np.array(list(map(number_of, cells)))
     return _scored(task, data, numbers.reshape(len(rows), *task.input_shapes[""]), y, reasons, labelled)
-
-
-def _reason(names: Sequence[str], row: Sequence[str]) -> str:
-    """Return why a row of a table of numbers is unusable; empty: it is usable."""
-    for name, cell in zip(names, row):
-        if number_of(cell) != number_of(cell):
-            return f"column {name} {'must hold numbers only' if cell else 'is empty'}"
-    return ""
 
 
 def _images(task: Task, folder: Path) -> Scored:
