@@ -188,11 +188,28 @@ def cells_of(sweep: Sweep) -> tuple[Cell, ...]:
     Raises:
         ConfigError: has a line for each fault, which names the cells.
     """
-    cells: list[Cell] = []
+    cells, clients, select = list[Cell](), sweep.description.clients, sweep.description.select
     wrong: dict[str, list[str]] = {}
     for settings in sweep.settings():
         try:
-            cells += _cells(sweep, settings)
+            configs = []
+            for seed in sweep.seeds:
+                flat = {**sweep.base, **settings, "seed": seed}
+                facts = {key: value for key, value in parse(flat).flat().items() if key != BUDGET} | {
+                    "clients": clients
+                }
+                name = f"{sweep.name}-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]}"
+                configs.append(parse({**flat, "run-name": name}))
+            # Validate one of them: seeds change no check.
+            refuse_too_few(configs[0], clients)
+            if select and configs[0].scores_centrally is False:
+                raise ConfigError(
+                    f"select = {select!r} needs evaluation.central and task.statistics = 'average': the choice is made "
+                    "by scores on the server's own examples; by scores on the clients' it would release something "
+                    "about them that no ledger holds"
+                )
+            hides_times = build(configs[0]).hides_times
+            cells += [Cell(settings, config, clients, hides_times) for config in configs]
         except CloisterError as error:
             wrong.setdefault(str(error), []).append(" ".join(f"{key}={value!r}" for key, value in settings.items()))
     lines = []
@@ -209,25 +226,6 @@ def cells_of(sweep: Sweep) -> tuple[Cell, ...]:
             f"there are {len(cells)} runs; name multipliers (cloister plan --epsilon says which fit a part of it)"
         )
     return tuple(cells)
-
-
-def _cells(sweep: Sweep, settings: Mapping[str, Scalar]) -> list[Cell]:
-    """Return the cells of all seeds, and validate one of them: seeds change no check."""
-    clients, select, configs = sweep.description.clients, sweep.description.select, []
-    for seed in sweep.seeds:
-        flat = {**sweep.base, **settings, "seed": seed}
-        facts = {key: value for key, value in parse(flat).flat().items() if key != BUDGET} | {"clients": clients}
-        name = f"{sweep.name}-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]}"
-        configs.append(parse({**flat, "run-name": name}))
-    refuse_too_few(configs[0], clients)
-    if select and configs[0].scores_centrally is False:
-        raise ConfigError(
-            f"select = {select!r} needs evaluation.central and task.statistics = 'average': the choice is made by "
-            "scores on the server's own examples; by scores on the clients' it would release something about them that "
-            "no ledger holds"
-        )
-    hides_times = build(configs[0]).hides_times
-    return [Cell(settings, config, clients, hides_times) for config in configs]
 
 
 def refuse_past_budget(cells: Sequence[Cell]) -> None:
