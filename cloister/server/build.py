@@ -329,15 +329,34 @@ class Plan:
     @property
     def claim(self) -> Claim:
         """Return the claim about the models, with unprotected information."""
-        base = self.strategy.claim()
-        reasons = base.reasons
-        if base.mechanism != "none" and self.config.evaluates_on_clients:
+        base, config = self.strategy.claim(), self.config
+        server, reasons = config.privacy.server, base.reasons
+        if base.mechanism != "none" and config.evaluates_on_clients:
             # The ledger contains these scores too, so that no finite ε remains.
             reasons = (*reasons, "scores of the model on clients' own examples leave without noise")
-        drawn = self.strategy.has_secret_cohorts and self.config.strategy.sampling == "poisson"
-        unprotected = (*visible(drawn), *_unprotected(self.config, self.is_accounted))
+        items = [*visible(self.strategy.has_secret_cohorts and config.strategy.sampling == "poisson")]
+        items.append(
+            "error replies: of which kind the error was (data, budget, policy), and which replies were malformed"
+        )
+        if not self.is_accounted:
+            items.append("that a run ends because no reply counted")
+        if not config.is_private:
+            items.append("every client's model, example count and training loss, to the server")
+        elif not server.is_noised and not config.privacy.client.noise_multiplier:
+            seen = config.shared_release.seen if config.shared_release else "every client's model"
+            items.append(f"{seen}, to the server")
+        elif config.weights_by_examples:
+            items.append("every client's example count, to the server")
+        if isinstance(server, variants.MetricPrivacy) and server.distance_release == "exact":
+            items.append("how far the clients' models lie apart: the standard deviation of the noise tells it")
+        if config.secure_aggregation.enabled:
+            items.append("whose updates are in the sum of a round, to the server and to all clients of the round")
+        if config.strategy.pretrain_epochs:
+            items.append("the server's own examples: the initial model was trained on them without noise")
+        if config.evaluates_on_clients:
+            items.append("scores of the global model on each client's own examples, and how many there were")
         premises = (*base.premises, *self.resumed_on) if base.premises else ()
-        return replace(base, reasons=reasons, unprotected=unprotected, premises=premises)
+        return replace(base, reasons=reasons, unprotected=tuple(items), premises=premises)
 
     @property
     def resumed_on(self) -> tuple[Premise, ...]:
@@ -356,18 +375,25 @@ def build(config: RunConfig) -> Plan:
     seed = secrets.randbelow(2**31) if config.seed == -1 else config.seed
     task = named_task(config.task)
     recipe = recipe_of(task, config.client, config.privacy)
-    budget = _budget(config)
+    privacy = config.privacy
+    folder = expanded(privacy.ledger_dir or Path(config.output_dir) / "ledgers").resolve()
+    ledger = Ledger(folder / f"{data_identity(config)}.jsonl")
+    relation: Relation = "replace-one" if privacy.server.population else "add-or-remove"
+    # Only Rényi DP counts draws. The clients together can determine a `fixed` draw, so that it does not amplify.
+    amplified = config.strategy.sampling == "poisson" and isinstance(privacy.server, variants.GlobalPrivacy)
+    kind: FilterKind = "renyi" if amplified and config.strategy.fraction_train < 1 else "gaussian"
+    limit = privacy.server.max_epsilon
+    budget = PrivacyBudget(ledger, "", "client", privacy.target_delta, limit, relation, kind)
     held_out = held_out_of(config)
     strategy = decorate(
         named_strategy(config, held_out=held_out), config, budget, lambda: named_strategy(config, draws=False)
     )
-    limit = config.privacy.server.max_epsilon
     if limit and not strategy.is_accounted:
         raise ConfigError(
             f"privacy.max-epsilon = {limit:g} is a budget for a guarantee, and there is none: "
             + "; ".join(strategy.caveats())
         )
-    client, minimum = config.privacy.client, config.strategy.min_replies
+    client, minimum = privacy.client, config.strategy.min_replies
     if client.counts_leakage and config.weights_by_examples:
         raise ConfigError(
             f"strategy.weighting = {config.strategy.weighting!r} contradicts privacy.client = 'laplace': clients send "
@@ -393,17 +419,6 @@ def build(config: RunConfig) -> Plan:
     return Plan(config, seed, task, strategy, budget, recipe, held_out)
 
 
-def _budget(config: RunConfig) -> PrivacyBudget:
-    privacy = config.privacy
-    folder = expanded(privacy.ledger_dir or Path(config.output_dir) / "ledgers").resolve()
-    path = folder / f"{data_identity(config)}.jsonl"
-    relation: Relation = "replace-one" if privacy.server.population else "add-or-remove"
-    # Only Rényi DP counts draws. The clients together can determine a `fixed` draw, so that it does not amplify.
-    amplified = config.strategy.sampling == "poisson" and isinstance(privacy.server, variants.GlobalPrivacy)
-    kind: FilterKind = "renyi" if amplified and config.strategy.fraction_train < 1 else "gaussian"
-    return PrivacyBudget(Ledger(path), "", "client", privacy.target_delta, privacy.server.max_epsilon, relation, kind)
-
-
 def data_identity(config: RunConfig) -> str:
     """Return the name of a budget's data: the configured one, or `place_of`."""
     return config.privacy.data_identity or place_of(config)
@@ -414,30 +429,3 @@ def place_of(config: RunConfig) -> str:
     path = expanded(config.task.data_path).resolve() if config.task.data_path else ""
     place = hashlib.sha256(f"{config.task.name} {path}".encode()).hexdigest()[:12]
     return f"{config.task.name}-{place}"
-
-
-def _unprotected(config: RunConfig, is_accounted: bool) -> list[str]:
-    """Return the information that leaves beside models and reply times."""
-    items = [
-        "error replies: of which kind the error was (data, budget, policy), and which replies were malformed",
-    ]
-    if not is_accounted:
-        items.append("that a run ends because no reply counted")
-    if not config.is_private:
-        items.append("every client's model, example count and training loss, to the server")
-    elif not config.privacy.server.is_noised and not (config.privacy.client.noise_multiplier):
-        shared = config.shared_release
-        seen = shared.seen if shared else "every client's model"
-        items.append(f"{seen}, to the server")
-    elif config.weights_by_examples:
-        items.append("every client's example count, to the server")
-    server = config.privacy.server
-    if isinstance(server, variants.MetricPrivacy) and server.distance_release == "exact":
-        items.append("how far the clients' models lie apart: the standard deviation of the noise tells it")
-    if config.secure_aggregation.enabled:
-        items.append("whose updates are in the sum of a round, to the server and to all clients of the round")
-    if config.strategy.pretrain_epochs:
-        items.append("the server's own examples: the initial model was trained on them without noise")
-    if config.evaluates_on_clients:
-        items.append("scores of the global model on each client's own examples, and how many there were")
-    return items

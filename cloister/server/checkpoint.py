@@ -248,7 +248,20 @@ def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Res
     with RunDirectory(path).held() as directory:
         # Read again: the previous holder of the lock may have resumed the run.
         before, seed, resumed_after, seen = _facts(directory)
-        _refuse_changes(before, config)
+        old, new = before.flat(), config.flat()
+        lines = [
+            f"{key} = {new.get(key, 'none')!r} differs from {old.get(key, 'none')!r}, with which the run began that is "
+            f"resumed; use {old.get(key, 'none')!r}, or begin a new run"
+            for key in sorted(old.keys() | new.keys())
+            if key not in MAY_CHANGE and old.get(key) != new.get(key)
+        ]
+        if config.num_rounds < before.num_rounds:
+            lines.append(
+                f"num-rounds = {config.num_rounds} is fewer than the {before.num_rounds} of the run that is resumed; "
+                f"use {before.num_rounds} or more"
+            )
+        if lines:
+            raise ConfigError("\n".join(lines))
         if (then := clients_of(path)) != clients:  # their number determines the data's partition
             way = "none is simulated in one process" if then == 0 else f"cloister run --clients {then}"
             raise ConfigError(f"clients = {clients} differs from {then}, with which the run began in {path}; use {way}")
@@ -410,23 +423,6 @@ def _read(file: Path, directory: Path) -> dict[str, Any]:
         raise ConfigError(
             f"resume = {str(directory)!r} is no run directory: {file.name}: {type(error).__name__}"
         ) from None
-
-
-def _refuse_changes(before: RunConfig, now: RunConfig) -> None:
-    old, new = before.flat(), now.flat()
-    lines = [
-        f"{key} = {new.get(key, 'none')!r} differs from {old.get(key, 'none')!r}, with which the run began that is "
-        f"resumed; use {old.get(key, 'none')!r}, or begin a new run"
-        for key in sorted(old.keys() | new.keys())
-        if key not in MAY_CHANGE and old.get(key) != new.get(key)
-    ]
-    if now.num_rounds < before.num_rounds:
-        lines.append(
-            f"num-rounds = {now.num_rounds} is fewer than the {before.num_rounds} of the run that is resumed; use "
-            f"{before.num_rounds} or more"
-        )
-    if lines:
-        raise ConfigError("\n".join(lines))
 
 
 def _refuse_ended(path: Path, config: RunConfig, progress: Progress | None) -> None:

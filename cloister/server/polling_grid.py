@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from logging import WARNING
 from typing import Any, Literal
 
@@ -201,7 +202,10 @@ class PollingGrid(WatchedGrid):
         asked = {found: message.metadata.dst_node_id for found, message in zip(ids, messages, strict=False) if found}
         heard, started, deadline, waited = False, time.monotonic(), timeout, 0.0
         while asked:
-            for reply in self._pulled(list(asked)):
+            ids = list(asked)
+            # A few at a time: a thousand large ones would fill the memory.
+            parts = (self._inner.pull_messages(ids[at : at + AT_ONCE]) for at in range(0, len(ids), AT_ONCE))
+            for reply in chain.from_iterable(parts):
                 node = asked.pop(reply.metadata.reply_to_message_id, 0)
                 # By when it was looked for, and not by how long the replies before it took to pull.
                 if self._late_timeout is not None and node in self.late and waited > self._late_timeout:
@@ -215,7 +219,10 @@ class PollingGrid(WatchedGrid):
                 yield reply
             waited = time.monotonic() - started
             if deadline == timeout and self.late.issuperset(asked.values()):
-                deadline = self._deadline(heard, waited, timeout)
+                grace = self._late_timeout
+                if grace is None and heard:
+                    grace = max(2 * waited, GRACE_SECONDS)
+                deadline = min((end for end in (timeout, grace) if end is not None), default=None)
             if not asked or (deadline is not None and waited >= deadline):
                 break
             # No look is missed just before a time from which replies count no more.
@@ -245,21 +252,6 @@ class PollingGrid(WatchedGrid):
                     message.metadata.created_at = now
                 logger.log(WARNING, "messages expired while no SuperLink answered; they are sent anew")
         return list(self._inner.push_messages(messages))
-
-    def _pulled(self, ids: list[str]) -> Iterator[Message]:
-        """Yield the available replies, a few at a time: a thousand large ones would fill the memory."""
-        for start in range(0, len(ids), AT_ONCE):
-            yield from self._inner.pull_messages(ids[start : start + AT_ONCE])
-
-    def _deadline(self, answered: bool, waited: float, timeout: float | None) -> float | None:
-        """Return when to give up nodes that are all late."""
-        if self._late_timeout is not None:
-            grace = self._late_timeout
-        elif answered:
-            grace = max(2 * waited, GRACE_SECONDS)
-        else:
-            return timeout
-        return grace if timeout is None else min(timeout, grace)
 
     @property
     def inner(self) -> Grid:

@@ -129,31 +129,27 @@ class MlflowTracker:
         self._mlflow: Any = _installed()
         try:
             self._client = self._mlflow.MlflowClient(self._store)
-            self._run, self._is_open = self._begun(plan), True
+            if (found := self._client.get_experiment_by_name(EXPERIMENT)) is not None:
+                experiment = str(found.experiment_id)
+            else:
+                artifacts = None
+                if self._store.startswith(SQLITE):
+                    artifacts = (Path(self._store.removeprefix(SQLITE)).resolve().parent / ARTIFACTS).as_uri()
+                experiment = str(self._client.create_experiment(EXPERIMENT, artifact_location=artifacts))
+            made = self._client.create_run(experiment, start_time=self._now(), run_name=self._directory.name)
+            self._run = str(made.info.run_id)
+            settings = {key: value for key, value in plan.config.flat().items() if key not in NOT_SHOWN}
+            pairs = (settings | {"seed": plan.seed}).items()
+            params = [self._mlflow.entities.Param(key, str(value)[:LONGEST]) for key, value in pairs]
+            for start in range(0, len(params), BATCH):
+                self._client.log_batch(self._run, params=params[start : start + BATCH])
+            self._is_open = True
         except Exception as error:  # raised by any store; its text may contain a password
             default = f"{DATABASE} in output-dir = {plan.config.output_dir!r}"
             place = PLACE if os.environ.get(PLACE) else default
             if plan.config.tracking_uri:
                 place = f"tracking-uri = {plan.config.tracking_uri!r}"
             raise ConfigError(f"{place} cannot be used as a store of MLflow: {type(error).__name__}") from None
-
-    def _begun(self, plan: Plan) -> str:
-        """Create an MLflow run with the settings and return its id."""
-        if (found := self._client.get_experiment_by_name(EXPERIMENT)) is not None:
-            experiment = str(found.experiment_id)
-        else:
-            place = None
-            if self._store.startswith(SQLITE):
-                place = (Path(self._store.removeprefix(SQLITE)).resolve().parent / ARTIFACTS).as_uri()
-            experiment = str(self._client.create_experiment(EXPERIMENT, artifact_location=place))
-        made = self._client.create_run(experiment, start_time=self._now(), run_name=self._directory.name)
-        run = made.info.run_id
-        settings = {key: value for key, value in plan.config.flat().items() if key not in NOT_SHOWN}
-        pairs = (settings | {"seed": plan.seed}).items()
-        params = [self._mlflow.entities.Param(key, str(value)[:LONGEST]) for key, value in pairs]
-        for start in range(0, len(params), BATCH):
-            self._client.log_batch(run, params=params[start : start + BATCH])
-        return str(run)
 
     def __call__(self, done: Round, _: object) -> None:
         """Log the scalars of a round."""

@@ -385,37 +385,34 @@ class Table:
 def table_of(comparison: Comparison) -> Table:
     """Return the table, with one row for each group of runs."""
     settings = dict(zip(comparison.keys, short_keys(comparison.keys), strict=True))
-    cells = [_cells(comparison, group, settings) for group in comparison.groups]
+    score, on_clients, kinds = comparison.score, comparison.on_clients, comparison.kinds
+    cells = []
+    for group in comparison.groups:
+        row = {comparison.heading: group.name}
+        row |= {heading: _value(group.settings.get(key)) for key, heading in settings.items()}
+        done = sorted({run.rounds for run in group.runs})
+        wanted = group.runs[0].facts.config.get("num-rounds")
+        span = f"{done[0]} to {done[-1]}" if done[1:] else str(done[0])
+        row["rounds"] = span if done == [wanted] else f"{span} of {wanted}"
+        if score:
+            row[f"final {score}"] = _spread(group.final(score, on_clients))
+            row[f"best {score}"] = _spread(group.best(score, on_clients))
+        row |= {name: _spread(group.over_classes(name)) for name in comparison.over_classes}
+        # With several kinds of ε, add the number of the note about its kind.
+        row["ε"] = "; ".join(
+            cost.status
+            if cost.epsilon is None or cost.kind is None
+            else at_most(cost.epsilon) + (f" [{kinds.index(cost.kind) + 1}]" if len(kinds) > 1 else "")
+            for cost in group.costs
+        )
+        row["seconds"] = _spread(group.seconds, ".1f")
+        if any(run.ended != AS_ASKED for run in comparison.runs):
+            row["ended"] = ", ".join(dict.fromkeys(run.ended for run in group.runs))
+        cells.append(row)
     columns = tuple(dict.fromkeys(name for row in cells for name in row))
     numeric = tuple(name not in (comparison.heading, "ended", *settings.values()) for name in columns)
     rows = tuple(tuple(clean(row.get(name, UNKNOWN)) for name in columns) for row in cells)
     return Table(tuple(map(clean, columns)), rows, numeric)
-
-
-def _cells(comparison: Comparison, group: Group, settings: Mapping[str, str]) -> dict[str, str]:
-    score, on_clients = comparison.score, comparison.on_clients
-    cells = {comparison.heading: group.name}
-    cells |= {heading: _value(group.settings.get(key)) for key, heading in settings.items()}
-    done = sorted({run.rounds for run in group.runs})
-    wanted = group.runs[0].facts.config.get("num-rounds")
-    span = f"{done[0]} to {done[-1]}" if done[1:] else str(done[0])
-    cells["rounds"] = span if done == [wanted] else f"{span} of {wanted}"
-    if score:
-        cells[f"final {score}"] = _spread(group.final(score, on_clients))
-        cells[f"best {score}"] = _spread(group.best(score, on_clients))
-    cells |= {name: _spread(group.over_classes(name)) for name in comparison.over_classes}
-    # With several kinds of ε, add the number of the note about its kind.
-    kinds = comparison.kinds
-    cells["ε"] = "; ".join(
-        cost.status
-        if cost.epsilon is None or cost.kind is None
-        else at_most(cost.epsilon) + (f" [{kinds.index(cost.kind) + 1}]" if len(kinds) > 1 else "")
-        for cost in group.costs
-    )
-    cells["seconds"] = _spread(group.seconds, ".1f")
-    if any(run.ended != AS_ASKED for run in comparison.runs):
-        cells["ended"] = ", ".join(dict.fromkeys(run.ended for run in group.runs))
-    return cells
 
 
 def _value(value: object) -> str:
