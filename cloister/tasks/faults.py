@@ -104,8 +104,16 @@ def faults_of_attributes(task: Task) -> Iterator[Fault]:
         yield Fault("classes", str(task.classes), remedy)
     elif task.target is not None and task.classes:
         yield Fault("classes", f"{task.classes} beside a target", "leave them out; Target(classes=...) states them")
-    else:
-        yield from _faults_of_target(task)
+    elif task.target is not None:
+        for name, each in task.targets.items():
+            if not NAME.fullmatch(name):
+                remedy = "use 1 to 20 letters, digits and _, as metrics are called after it"
+                yield Fault("target", f"the name {name!r}", remedy)
+            elif each.fault:
+                yield Fault("target", f"{name}: {each.fault}".removeprefix(": "), "correct it in the task")
+            elif not name and each.classes and not each.shape:
+                remedy = f"state classes = {each.classes} in its place; a loss of your own is an argument of the model"
+                yield Fault("target", "one label for each example", remedy)
     names = task.class_names
     if isinstance(names, str) or len(names) not in (0, task.classes) or len(set(names)) != len(names):
         yield Fault("class_names", f"{len(names)} names", f"give {task.classes} different names, or leave them out")
@@ -118,19 +126,6 @@ def faults_of_attributes(task: Task) -> Iterator[Fault]:
         yield from (
             Fault("recipe", found, "change it in the task's recipe") for found in recipe_faults(task, task.recipe)
         )
-
-
-def _faults_of_target(task: Task) -> Iterator[Fault]:
-    """Yield the faults of the targets that a task states."""
-    for name, each in task.targets.items() if task.target is not None else ():
-        if not NAME.fullmatch(name):
-            remedy = "use 1 to 20 letters, digits and _, as metrics are called after it"
-            yield Fault("target", f"the name {name!r}", remedy)
-        elif each.fault:
-            yield Fault("target", f"{name}: {each.fault}".removeprefix(": "), "correct it in the task")
-        elif not name and each.classes and not each.shape:
-            remedy = f"state classes = {each.classes} in its place; a loss of your own is an argument of the model"
-            yield Fault("target", "one label for each example", remedy)
 
 
 def _are_shapes(shapes: object) -> bool:

@@ -112,8 +112,12 @@ class Table:
                 more = {NOT_FINITE: "; every cell needs a number", EMPTY: "; every row needs one", NO_NUMBER: ""}.get(
                     reason, ", as the task states; correct the file, or change the task at every site alike"
                 )
-                faulty = np.array([one == reason for one in found], bool)
-                raise DataError(f"data-path: {path}: column {name} {reason}{more}", _first(cells.columns[name], faulty))
+                row, others = found.index(reason), found.count(reason) - 1
+                held = cells.columns[name][row]
+                held = held if len(held) <= QUOTED else f"{held[:QUOTED]}..."
+                others_too = f", and {others} more rows are faulty" if others else ""
+                first = f"row {row + 1} below the header holds {held!r}{others_too}"
+                raise DataError(f"data-path: {path}: column {name} {reason}{more}", first)
         return self.rows(path, group)
 
     def judged(self, path: Path) -> Judged:
@@ -201,13 +205,6 @@ def _first_reasons(cells: Cells, reasons: Mapping[str, list[str]]) -> list[str]:
     for name, found in reasons.items():
         first = [was or (f"column {name} {now}" if now else "") for was, now in zip(first, found, strict=True)]
     return first
-
-
-def _first(cells: Sequence[str], faulty: NDArray[np.bool_]) -> str:
-    """Describe the first faulty row below the header, and count the others."""
-    row, more = int(faulty.argmax()), int(faulty.sum()) - 1
-    held = cells[row] if len(cells[row]) <= QUOTED else f"{cells[row][:QUOTED]}..."
-    return f"row {row + 1} below the header holds {held!r}" + (f", and {more} more rows are faulty" if more else "")
 
 
 class TableTask(Task):

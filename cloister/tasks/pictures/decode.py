@@ -68,7 +68,8 @@ def is_safe_to_decode(encoded: bytes) -> bool:
         # Some versions of OpenCV fill the missing pixels of a truncated JPEG without an error.
         return encoded.rfind(END) >= encoded.rfind(SCAN) and encoded.count(SCAN) <= MAX_SCANS
     if encoded.startswith(TIFF):
-        return all(way in COMPRESSIONS for page in _pages_of(encoded) for way in _compressions(page))
+        entries = (entry for page in _pages_of(encoded) for entry in page if entry.tag == TAG_COMPRESSION)
+        return all(entry[1:3] == (TYPE_SHORT, 1) and entry.value in COMPRESSIONS for entry in entries)
     return encoded.startswith(BMP_AND_PNM)
 
 
@@ -110,16 +111,6 @@ def _pages_of(encoded: bytes) -> list[list[Entry]]:
         pages.append(page)
         start, left = number(start + 2 + fields * ENTRY_BYTES, 4), left - fields - 1
     return pages
-
-
-def _compressions(page: list[Entry]) -> Iterator[int]:
-    """Yield the compression numbers of a page of a TIFF.
-
-    A malformed entry gives 0.
-    """
-    for entry in page:
-        if entry.tag == TAG_COMPRESSION:
-            yield entry.value if (entry.field_type, entry.number) == (TYPE_SHORT, 1) else 0
 
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".dcm", ".dicom", ".ima", ".nii", ".nii.gz")

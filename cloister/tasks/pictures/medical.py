@@ -258,7 +258,13 @@ def _slices(image: "Nifti1Image", form: Form, max_pixels: int) -> tuple[list[NDA
     is_volume = len(image.shape) >= AXES - 1 and math.prod(image.shape) == math.prod(shape) > 0
     if not is_volume or image.get_data_dtype().kind not in "iuf":
         raise Unreadable("is a NIfTI file of another kind than one volume of numbers: save each volume by itself")
-    low, high, scale = _nifti_range(image, form)
+    low, high, scale = float(image.header["cal_min"]), float(image.header["cal_max"]), "window of each file"
+    if form.window is not None:
+        (low, high), scale = form.window, "window of the task"
+    elif not low < high:
+        if image.get_data_dtype() != np.uint8 or (image.dataobj.slope, image.dataobj.inter) != (1, 0):
+            raise Unreadable("is a NIfTI file without cal_min and cal_max: state window = (low, high) in the task")
+        low, high, scale = 0, 2**BYTE_BITS - 1, f"{BYTE_BITS} bits"
     orientation = AS_STORED if shape[-1] == 1 else nibabel.io_orientation(image.affine)
     if not np.isfinite(orientation).all():
         raise Unreadable("is a NIfTI file whose affine matrix gives no orientation")
@@ -276,16 +282,3 @@ def _slices(image: "Nifti1Image", form: Form, max_pixels: int) -> tuple[list[NDA
         plane = nibabel.apply_orientation(slab, orientation)[:, :, 0].T[::-1]
         planes.append(np.clip((plane - low) / (high - low), 0, 1).astype(np.float32))
     return planes, Note("NIfTI", scale, 1, count, *planes[0].shape)
-
-
-def _nifti_range(image: "Nifti1Image", form: Form) -> tuple[float, float, str]:
-    """Return the values that become 0 and 1, and their source."""
-    if form.window is not None:
-        return (*form.window, "window of the task")
-    low, high = float(image.header["cal_min"]), float(image.header["cal_max"])
-    if low < high:
-        return low, high, "window of each file"
-    is_scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
-    if image.get_data_dtype() == np.uint8 and not is_scaled:
-        return 0, 2**BYTE_BITS - 1, f"{BYTE_BITS} bits"
-    raise Unreadable("is a NIfTI file without cal_min and cal_max: state window = (low, high) in the task")
