@@ -147,7 +147,7 @@ class RoundLoop:
         to_the_end: continue after silent rounds. With a guarantee, an early end would reveal who replied.
         told: receives a message when the run pauses.
         sites: collects the names of nodes.
-        answered: called after the replies of a training round arrive and before they are aggregated.
+        answered: called after replies to a round's requests arrived. Those to train are aggregated after it.
         attested: counts the mechanisms that nodes state in their replies.
         counted: whether a reply has counted in an earlier round, or before a resume.
 
@@ -296,6 +296,8 @@ class RoundLoop:
                 return dict(self.strategy.aggregate_evaluate(number, self._send(number, messages)) or {})
         except StopAsked:
             return {}
+        finally:
+            self.answered()
 
     def _trained(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
         """Send messages of a round; return the replies. A trained one is counted by the attestation of its node."""

@@ -480,7 +480,7 @@ def as_shown(claim: AnyClaim, grid: Grid, resumed: bool, ended: bool = True) -> 
 
 
 def _save_memories(context: RunContext, grid: Grid) -> None:
-    """Save the state of in-process nodes before the server aggregates."""
+    """Save the state of in-process nodes, after replies and before the server uses them."""
     if isinstance(grid, StatefulGrid) and (memories := grid.memories()):
         context.directory.write_json(NODES, memories)
 
@@ -509,7 +509,6 @@ def _observers(context: RunContext, grid: Grid) -> Iterator[list[Observer]]:
 
     def settle_round(done: Round, arrays: ArrayRecord) -> None:
         """Save the progress, so that an interrupted run resumes after this round."""
-        _save_memories(context, grid)
         progress = Progress.of(done.number, arrays, stateful_objects(plan, context.stopping, context.attested))
         progress.save(directory, plan.config.keep_checkpoints)
 

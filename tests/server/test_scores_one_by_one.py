@@ -56,7 +56,7 @@ class Strategy:
 @pytest.mark.usefixtures("no_collection")
 def test_one_is_gone_before_the_next_is_made():
     assume_run()
-    grid = Grid()
+    grid, kept = Grid(), []
     loop = RoundLoop(
         grid=grid,
         strategy=Strategy(),
@@ -66,6 +66,8 @@ def test_one_is_gone_before_the_next_is_made():
         public={},
         timeout=60.0,
         judged_by_clients=True,
+        answered=lambda: kept.append(len(grid.made)),
     )
     assert loop._evaluate_on_clients(1) == {"loss": (NODES + 1) / 2}
     assert len(grid.made) == NODES and grid.most <= 2
+    assert kept == [NODES], "the memory of nodes is kept once all have answered"
