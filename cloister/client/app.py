@@ -19,7 +19,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from cloister.client.budget import foresee_budget, keep_budget, keep_role
-from cloister.client.costs import PrivacyCost, plan_of, unit_of
+from cloister.client.costs import PrivacyCost, plan_of, public_units, unit_of
 from cloister.client.data import local_data, task_of, tell_ungrouped
 from cloister.client.enforce import enforce_policy
 from cloister.client.ledgers import folder_unnamed, keeps_ledger, own_head
@@ -134,7 +134,7 @@ def attest(reply: Reply, charged: Sequence[PrivacyCost], request: Request, node:
     # DP-SGD is about units; noise on the whole update is about the client, which comes first.
     unit = unit_of(request, node) if client.clips_gradients else "client"
     (own,) = (cost for cost in charged if cost.unit == unit)
-    size = plan_of(request, node).public_size if client.clips_gradients else 0
+    size = public_units(request, node) if client.clips_gradients else 0
     allowed = node.policy.allowed_fabs if node.policy else ()
     checked = os.environ.get(CHECKED_BUNDLE) in allowed
     attestation = Attestation(client.name, own.unit, own.events, size, request.config.task.group, checked)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cloister.client.data import dealt, task_of
+from cloister.client.data import dealt
 from cloister.client.dp_sgd import size_of
 from cloister.client.enforce import by_own_roster
 from cloister.client.node import Node
@@ -147,6 +147,18 @@ def plan_of(request: TrainRequest, node: Node) -> TrainingPlan:
         request: of the server.
         node: its owner makes its shuffles independent of other clients'.
     """
-    clips = request.config.privacy.client.clips_gradients
-    size = (size_of(node.config) or dealt(request.config.task, node.config, request.seed)) if clips else 0
-    return requested_plan(request, task_of(request.config.task), node.owner, size)
+    size = public_units(request, node) if request.config.privacy.client.clips_gradients else 0
+    return requested_plan(request, node.owner, size)
+
+
+def public_units(request: TrainRequest, node: Node) -> int:
+    """Return the public number of units for DP-SGD.
+
+    Args:
+        request: of the server.
+        node: states it, or is simulated.
+
+    Raises:
+        PrivacyError: the node has data of its own and states no size.
+    """
+    return size_of(node.config) or dealt(request.config.task, node.config, request.seed)

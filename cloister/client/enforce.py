@@ -5,18 +5,17 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cloister.client.data import dealt, local_data, task_of
+from cloister.client.data import dealt, local_data
 from cloister.client.keys import identity
 from cloister.client.node import Node
 from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_side
 from cloister.client.request import EvaluateRequest, ProtocolRequest, Request, TrainRequest
-from cloister.client.trainers import model_and_trainer_of, requested_plan
+from cloister.client.trainers import model_and_trainer_of, requested_plan, run_recipe
 from cloister.config.privacy import ENABLED, SecureAggregationConfig
 from cloister.config.run import RunConfig
 from cloister.privacy.accounting.budget import multiplier_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.mechanisms.distributed.steps import DistributedStep
-from cloister.tasks.recipe import recipe_of
 from cloister.utils.arrays import Layout
 from cloister.utils.errors import PolicyError
 from cloister.utils.keys import REMEDY, provisioner_of
@@ -87,11 +86,11 @@ def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterat
             size = dealt(config.task, node.config, request.seed)
         else:
             size = max(1, len(local_data(config.task, node.config, request.seed, tolerant=True).train))
-    plan = requested_plan(request, task_of(config.task), 0, size)
+    plan = requested_plan(request, 0, size)
     # The rate bounds every epoch of a schedule. Factors on losses multiply steps, unless gradients are clipped after
     # them.
     yield from _outside("client.learning-rate", plan.learning_rate, 0, policy.max_learning_rate)
-    weight = recipe_of(task_of(config.task), config.client, privacy).maximum_weight
+    weight = run_recipe(config).maximum_weight
     if weight > 1 and not privacy.client.clips_gradients:
         what = "client.learning-rate times the largest of client.class-weights and client.loss-scale"
         yield from _outside(what, plan.learning_rate * weight, 0, policy.max_learning_rate)

@@ -14,7 +14,7 @@ from cloister.client.request import NamedArrays, TrainRequest
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import ClientConfig, RunConfig, TaskConfig
 from cloister.privacy.mechanisms.selection import PrivateChoice
-from cloister.tasks.base import Examples, Model, Task
+from cloister.tasks.base import Examples, Model, Recipe, Task
 from cloister.tasks.making import frozen_digest, model_of
 from cloister.tasks.recipe import Augmentation, recipe_of
 from cloister.training.plan import Schedule, TrainingPlan
@@ -97,14 +97,27 @@ def _made(task: TaskConfig, client: ClientConfig, privacy: PrivacyConfig) -> Mod
     return ModelAndTrainer(task, client, privacy)
 
 
-def requested_plan(request: TrainRequest, task: Task, owner: int, public_size: int = 0) -> TrainingPlan:
+def run_recipe(config: RunConfig) -> Recipe:
+    """Return the training recipe of a run, cached for later messages.
+
+    Raises:
+        ConfigError: as `recipe_of`.
+    """
+    return _resolved(config.task, config.client, config.privacy)
+
+
+@lru_cache(maxsize=1)
+def _resolved(task: TaskConfig, client: ClientConfig, privacy: PrivacyConfig) -> Recipe:
+    return recipe_of(task_of(task), client, privacy)
+
+
+def requested_plan(request: TrainRequest, owner: int, public_size: int = 0) -> TrainingPlan:
     """Return the plan of a message, with the recipe as default of `client.*`.
 
     Where a round is a step that all clients take together, batch and epochs are those of this client in it.
 
     Args:
         request: of the server.
-        task: of the run.
         owner: number of the client, so that clients shuffle independently.
         public_size: of the node's data; 0: it is not known, or not needed.
 
@@ -112,7 +125,7 @@ def requested_plan(request: TrainRequest, task: Task, owner: int, public_size: i
         ConfigError: the task cannot be trained with these settings.
     """
     config = request.config
-    recipe = recipe_of(task, config.client, config.privacy)
+    recipe = run_recipe(config)
     plan = TrainingPlan.of(
         recipe,
         (request.seed, request.round, owner),
@@ -120,7 +133,7 @@ def requested_plan(request: TrainRequest, task: Task, owner: int, public_size: i
         round=request.round,
         public_size=public_size,
         schedule=Schedule.of(recipe, config.num_rounds),
-        augmentation=Augmentation.of(task, recipe),
+        augmentation=Augmentation.of(task_of(config.task), recipe),
     )
     if not public_size or not config.privacy.client.clips_gradients:
         return plan

@@ -41,8 +41,10 @@ class Augmentation:
             task: with the transforms.
             recipe: whose names are all transforms of the task.
         """
+        if not recipe.augmentation:
+            return None
         known = transforms_of(task)
-        return cls(tuple(known[name] for name in recipe.augmentation)) if recipe.augmentation else None
+        return cls(tuple(known[name] for name in recipe.augmentation))
 
     def changed(self, x: NDArray, key: bytes) -> NDArray:
         """Return the examples, each changed at random.

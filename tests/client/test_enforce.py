@@ -25,7 +25,6 @@ from asking import (
 from policed import ANY, BUNDLE, CHOICE, REFUSED, ask, only, refused
 from support import failures
 
-from cloister.client.data import task_of
 from cloister.client.enforce import about_secure_sums, enforce_policy
 from cloister.client.policy import CHECKED_BUNDLE, read_policy
 from cloister.client.request import EvaluateRequest, KeepRequest, TrainRequest
@@ -236,7 +235,7 @@ class TestLimits:
                 settings = base | tenth | more | {"num-rounds": 100}
                 request = request_of_kind(settings=settings, number=number)
                 enforce_policy(request, node_at(settings, node))
-                plan = requested_plan(request, task_of(request.config.task), 0)
+                plan = requested_plan(request, 0)
                 assert all(0 <= plan.rate(epoch) <= 0.5 for epoch in range(3))
                 if number == 9:
                     refused("client.learning-rate = 0.6, demanded: at most 0.5", tmp_path, faster | more, **rules)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -123,7 +122,8 @@ class OneStep(LocalSteps):
             ConfigError: batches are so large that roundings are not bounded.
         """
         check.positive(examples=examples, dp_sgd_sampling_rate=sampling_rate)
-        expected = math.ceil(Fraction(sampling_rate) * examples)
+        numerator, denominator = sampling_rate.as_integer_ratio()
+        expected = -(-numerator * examples // denominator)
         if expected > MAX_BATCH:
             raise ConfigError(
                 f"privacy.dp-sgd-sampling-rate = {sampling_rate:g} of {examples} units is a batch of {expected} at one "
