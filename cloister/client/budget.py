@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from flwr.app import ConfigRecord
-
 from cloister.client.costs import FURTHER, GROUPED, PROMISED, SCORES, PrivacyCost, privacy_costs_of, steps_by
 from cloister.client.enforce import planned_train_request
 from cloister.client.ledgers import (
@@ -37,7 +35,7 @@ from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger, today
 from cloister.privacy.accounting.vocabulary import Unit
 from cloister.utils.errors import BudgetExhausted, PolicyError, PrivacyError
-from cloister.utils.wire import ADVERTISE, ASSUMED, HELD_OUT
+from cloister.utils.wire import ADVERTISE, ASSUMED, HELD_OUT, config_of
 
 STATE = "roles"
 TRAINED, SCORED = "trained", "scored-in-run"
@@ -59,10 +57,10 @@ def keep_role(request: Request, node: Node) -> None:
         with folder_unnamed(node.config):
             refuse_other_role(request, ledger_of(node.config, request.config.task.name))
         return
-    roles, assumed = (node.state.config_records.get(name, ConfigRecord()) for name in (STATE, ASSUMED))
+    roles, assumed = (config_of(node.state, name) for name in (STATE, ASSUMED))
     trained = bool(roles.get(TRAINED)) or assumed.get(HELD_OUT) is False
     _refuse(request, trained, roles.get(SCORED) == request.run or assumed.get(HELD_OUT) is True)
-    roles = node.state.config_records.setdefault(STATE, ConfigRecord())
+    node.state[STATE] = roles
     if isinstance(request, TrainRequest):
         roles[TRAINED] = True
     elif isinstance(request, EvaluateRequest):

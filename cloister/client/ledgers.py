@@ -30,7 +30,7 @@ from cloister.privacy.accounting.vocabulary import Relation, Unit
 from cloister.tasks import TASKS
 from cloister.utils.errors import PrivacyError
 from cloister.utils.files import atomic_path, expanded
-from cloister.utils.wire import ASSUMED, ASSUMED_ROUNDS, LEAKAGE, NOISED_LEAKAGE, number
+from cloister.utils.wire import ASSUMED, ASSUMED_ROUNDS, LEAKAGE, NOISED_LEAKAGE, config_of, number
 
 logger = logging.getLogger("cloister.client")
 WITHOUT_LEDGER = {"partition_id", "num_partitions", "public_size", "group", "min_radius", "model_dir", "device"}
@@ -199,7 +199,7 @@ class InMemoryLedger:
             unit: that the events are about.
             events: of one round: the update, then a choice among hypotheses.
         """
-        assumed = self._state.config_records.get(ASSUMED, ConfigRecord())
+        assumed = config_of(self._state, ASSUMED)
         if not assumed or assumed.get(unit):
             return
         for place, event in enumerate(events):
@@ -254,7 +254,10 @@ class InMemoryLedger:
         """Do nothing, since a counted release stays counted."""
 
     def _counts(self, unit: Unit) -> ConfigRecord:
-        return self._state.config_records.setdefault(f"{unit}-releases", ConfigRecord())
+        name = f"{unit}-releases"
+        if name not in self._state:
+            self._state[name] = ConfigRecord()
+        return config_of(self._state, name)
 
     def _count(self, event: Event, unit: Unit, times: int = 1, is_choice: bool = False) -> None:
         # A round of DP-SGD repeats one release many times: a count keeps the state small.

@@ -17,7 +17,7 @@ from logging import WARNING
 from typing import TypeVar
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from cloister.config.calibration import calibrated
@@ -51,6 +51,7 @@ from cloister.utils.wire import (
     SHARE,
     SIGN,
     UNMASK,
+    config_of,
 )
 
 logger = logging.getLogger("cloister.client")
@@ -196,12 +197,11 @@ def request_of(kind: type[AnyRequest], message: Message, context: Context) -> An
         PrivacyError: the promise cannot be read.
     """
     config, content = run_config(context), message.content
-    records = (list(content.array_records), list(content.config_records), list(content.metric_records))
-    arrays = [] if kind is ProtocolRequest else [ARRAYS]
-    if records != (arrays, [CONFIG], []):
-        expected = " and ".join(map(repr, (*arrays, CONFIG)))
-        raise FederationError(f"the server's message must hold the records {expected} and no other")
-    fields = content.config_records[CONFIG]
+    expected = {CONFIG: ConfigRecord} if kind is ProtocolRequest else {ARRAYS: ArrayRecord, CONFIG: ConfigRecord}
+    if {name: type(record) for name, record in content.items()} != expected:
+        names = " and ".join(map(repr, expected))
+        raise FederationError(f"the server's message must hold the records {names} and no other")
+    fields = config_of(content, CONFIG)
     known = (ROUND, SEED, HYPOTHESES, FROZEN, *SPECIFIC[kind])
     if unknown := sorted(set(fields) - set(known)):
         raise FederationError(f"unknown field {unknown[0]!r} in the server's message; known: {', '.join(known)}")

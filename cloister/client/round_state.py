@@ -28,6 +28,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from cloister.utils.errors import NodeConfigError, ProtocolError
 from cloister.utils.files import DAY, expanded
+from cloister.utils.wire import config_of
 from cloister.utils.wire import number as whole_number
 
 STATE = "secure-round"
@@ -173,11 +174,11 @@ class MemoryStore(AttemptStore):
         memory.attempt, memory.process = attempt, os.getpid()
 
     def _last(self, run: str) -> int:
-        last = self._state.config_records.get(STATE)
+        last = config_of(self._state, STATE)
         return int(whole_number(last, "round")) if last and last["run"] == run else NO_ROUND
 
     def _note(self, run: str, number: int) -> None:
-        self._state.config_records[STATE] = ConfigRecord({"run": run, "round": number})
+        self._state[STATE] = ConfigRecord({"run": run, "round": number})
 
 
 IN_MEMORY = ("tmpfs", "ramfs")

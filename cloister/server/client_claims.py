@@ -23,7 +23,7 @@ from cloister.server.build import Plan
 from cloister.server.secure_steps import SecureSteps
 from cloister.utils.arrays import Layout, State
 from cloister.utils.errors import ConfigError, PrivacyError
-from cloister.utils.wire import ARRAYS, ATTESTATION, CONFIG, HYPOTHESES, LEDGER_HEAD
+from cloister.utils.wire import ARRAYS, ATTESTATION, CONFIG, HYPOTHESES, LEDGER_HEAD, config_of
 
 HEAD = re.compile(r"[0-9a-f]{64}")
 DECLINED = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
@@ -70,7 +70,7 @@ class Attested:
         """Count a reply; return whether it settles its request."""
         if reply.has_error():
             return reply.error.code in DECLINED
-        record = reply.content.config_records.get(ATTESTATION, ConfigRecord())
+        record = config_of(reply.content, ATTESTATION)
         stated, head = record.get(ATTESTATION), record.get(LEDGER_HEAD)
         if not isinstance(stated, bytes) or len(stated) > MAX_BYTES:
             self._add("", 1)

@@ -31,6 +31,7 @@ from cloister.utils.wire import (
     SECURE_MESSAGE,
     SECURE_STEP,
     SEED,
+    config_of,
 )
 
 Said = TypeVar("Said")
@@ -118,7 +119,7 @@ class Exchanges:
         messages = []
         for message in self.asked:
             if (node := message.metadata.dst_node_id) in told:
-                config = ConfigRecord({**message.content.config_records[CONFIG], SECURE_MESSAGE: told[node]})
+                config = ConfigRecord({**config_of(message.content, CONFIG), SECURE_MESSAGE: told[node]})
                 record = RecordDict({ARRAYS: message.content.array_records[ARRAYS], CONFIG: config})
                 messages.append(Message(record, node, message.metadata.message_type))
         for node, (vector, size) in self._replied(messages, lambda reply: (decoded(reply, kind), _size(reply))):
@@ -140,7 +141,7 @@ class Exchanges:
             told: node -> the server's data for it.
             read: reads a reply; it raises `Unfit` for an invalid one.
         """
-        public = self.asked[0].content.config_records[CONFIG] if self.asked else {}
+        public = config_of(self.asked[0].content, CONFIG) if self.asked else {}
         common = {key: public[key] for key in (SEED, CLIPPING_NORM, DISTANCE) if key in public}
         made = []
         for node, content in told.items():
@@ -193,7 +194,7 @@ def _introduction(reply: Message, kind: type[Answer]) -> tuple[Answer, bytes]:
 
 def _size(reply: Message) -> int:
     """Read the public size in the attestation beside a vector; 0: there is none, or none that can be read."""
-    said = reply.content.config_records.get(ATTESTATION, ConfigRecord()).get(ATTESTATION)
+    said = config_of(reply.content, ATTESTATION).get(ATTESTATION)
     found = size_and_checked(said) if isinstance(said, bytes) and len(said) <= MAX_BYTES else None
     return found[0] if found else 0
 

@@ -97,6 +97,15 @@ def number(record: Mapping[str, object], name: str) -> float:
     return float(value)
 
 
+def config_of(records: RecordDict, name: str) -> ConfigRecord:
+    """Return the config record of a name; if there is none, an empty one that is not added.
+
+    Flower's `config_records` checks and copies all records on each access.
+    """
+    found = records.get(name)
+    return found if isinstance(found, ConfigRecord) else ConfigRecord()
+
+
 Value = ConfigRecord | ArrayRecord
 PACKED, SHARED = "cloister.packed", "cloister.shared"
 """The records of a packed message: what is its own, and what messages of one round share."""
