@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,9 +64,12 @@ def cumulated(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
     beyond = (DEPTH - len(high)) * high[-1]
     least, most = 2 * sum(low), 2 * (sum(high) + beyond)
     twice = [[weight for weight in side for _ in range(2)] for side in (low, high)]
+    # Multiply by rounded reciprocals: a division of each total takes longer.
+    reach, whole = 2 * bits + 2 * DEPTH.bit_length(), 1 << bits
+    shorter, longer, shift = (1 << reach) // most, -(-(1 << reach) // least), reach - bits
     return (
-        [(total << bits) // most for total in accumulate(twice[0])],
-        [min(-(-(total << bits) // least), 1 << bits) for total in accumulate(twice[1])],
+        [total * shorter >> shift for total in accumulate(twice[0])],
+        [min(-(-total * longer >> shift), whole) for total in accumulate(twice[1])],
     )
 
 
@@ -133,9 +136,10 @@ class Missing:
         if bits not in self._known:
             rest = (1 << 32) - self._given[-1]
             low, high = self._first if bits == PRECISION else cumulated(self._rate, bits)
-            given = [*self._given, *[self._given[-1]] * (len(low) - len(self._given))]
-            least = [((total << 32) - (part << bits)) // rest for total, part in zip(low, given)]
-            most = [-(((part << bits) - (total << 32)) // rest) for total, part in zip(high, given)]
+            given = [part << bits for part in self._given]
+            given += given[-1:] * (len(low) - len(given))
+            least = [((total << 32) - part) // rest for total, part in zip(low, given)]
+            most = [-((part - (total << 32)) // rest) for total, part in zip(high, given)]
             # Sorted like the thresholds: bounds of two almost equal thresholds need not be in order.
             self._known[bits] = least, list(accumulate(most, max))
         return self._known[bits]
@@ -199,9 +203,10 @@ def tables_of(scale: Fraction) -> Tables:
         raise ConfigError(f"the scale of exact noise must be from 2^8 up to 2^25 steps of the grid, got {scale}")
     low_bits = math.floor(scale).bit_length() - SMALLEST.bit_length()
     rate = Fraction(4**low_bits) / (2 * scale**2)
-    # Lower bounds of each block's probability, in units of 2^-PRECISION.
+    # Lower bounds of each block's probability, in units of 2^-PRECISION. Blocks below 2^-32 have no index.
     low, high = bounds = cumulated(rate, PRECISION)
-    least = [max(total - before, 0) for total, before in zip(low, [0, *high])]
+    weights = (total - before for total, before in zip(low, chain([0], high)))
+    least = list(takewhile(lambda weight: weight >> PRECISION - 2 * INDEX_BITS, weights))
     first = _counts(least, 1 << PRECISION)
     left = (1 << INDEX_BITS) - sum(first)
     after = [(weight << INDEX_BITS) - (count << PRECISION) for weight, count in zip(least, first)]
@@ -223,7 +228,7 @@ def tables_of(scale: Fraction) -> Tables:
         _table(second),
         missing,
         np.array(thresholds, np.uint64),
-        np.array(blocks_in_order(len(least))[: len(thresholds)], np.int16),
+        _blocks(len(thresholds)),
         unit := Fraction(1 << 64) / (2 * scale**2),
         np.uint64(math.floor(unit)),
         np.uint64(math.ceil(unit)),
@@ -243,6 +248,11 @@ def _counts(least: Sequence[int], whole: int) -> list[int]:
 def _table(counts: Sequence[int]) -> NDArray[np.int16]:
     """Return a table with each block, from the middle outward, at its number of indices."""
     table = np.full(1 << INDEX_BITS, LEFT_OVER, np.int16)
-    said = np.repeat(np.array(blocks_in_order(len(counts) // 2), np.int16), counts)
+    said = np.repeat(_blocks(len(counts)), counts)
     table[: len(said)] = said
     return table
+
+
+def _blocks(count: int) -> NDArray[np.int16]:
+    """Return the first blocks from the middle outward."""
+    return np.array(blocks_in_order(-(-count // 2))[:count], np.int16)
