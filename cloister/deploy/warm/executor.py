@@ -409,9 +409,15 @@ def _allowed(bundle: bytes, policy: Policy | None) -> bytes:
 
 def sources() -> dict[str, bytes]:
     """Return the Python files of the installed package by their names in a bundle."""
-    package = Path(cloister.__path__[0])
-    files = package.rglob(f"*{SUFFIX}")
-    return {path.relative_to(package.parent).as_posix(): path.read_bytes() for path in files}
+    # Every child reads all files. `Path.rglob` takes nearly twice as long.
+    package = cloister.__path__[0]
+    start = len(os.path.dirname(package)) + 1
+    found = {}
+    for folder, _, names in os.walk(package):
+        for path in [f"{folder}/{name}" for name in names if name.endswith(SUFFIX)]:
+            with open(path, "rb", buffering=0) as file:
+                found[path[start:]] = file.read()
+    return found
 
 
 def is_installed(bundle: bytes, imported: Mapping[str, bytes]) -> bool:
