@@ -10,7 +10,7 @@ no bound.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from importlib import import_module
 from types import ModuleType
@@ -553,9 +553,11 @@ def accountants() -> ModuleType:
 
 def to_json(event: Event) -> dict[str, object]:
     """Return an event as a JSON object."""
-    fields = asdict(event)  # type: ignore[call-overload]
+    fields = dict(vars(event))
     if "event" in fields:
-        fields["event"] = to_json(event.parts()[0])
+        fields["event"] = to_json(fields["event"])
+    if "sampling" in fields:
+        fields["sampling"] = dict(vars(fields["sampling"]))
     return {"kind": event.kind, **fields}
 
 
