@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -37,7 +37,7 @@ class Array(FlowerArray):
     def __init__(self, ndarray: NDArray) -> None:
         held = np.ascontiguousarray(ndarray).reshape(ndarray.shape).view()
         held.flags.writeable = False
-        self.__dict__.update(dtype=str(held.dtype), shape=held.shape, stype=NUMPY, _held=held)
+        self.__dict__.update(dtype=_dtype_name(held.dtype), shape=held.shape, stype=NUMPY, _held=held)
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
@@ -80,6 +80,10 @@ def view(array: FlowerArray) -> NDArray:
 
 MAX_DTYPE, MAX_DIMENSIONS = 16, 64
 """Most characters of a dtype's name, and most dimensions of an array; NumPy's own limit is 64."""
+
+
+_dtype_name = lru_cache(maxsize=64)(str)
+"""Return the name of a dtype. NumPy composes it anew on each call."""
 
 
 @lru_cache(maxsize=4096)
@@ -157,12 +161,11 @@ class Layout:
         for name, array in arrays.items():
             if array.dtype.kind != "f":
                 raise FederationError(f"array {name!r} has dtype {array.dtype}; only float arrays can be federated")
-        sizes = [array.size for array in arrays.values()]
         return cls(
             tuple(arrays),
             tuple(array.shape for array in arrays.values()),
-            tuple(str(array.dtype) for array in arrays.values()),
-            (0, *(int(end) for end in np.cumsum(sizes))),
+            tuple(_dtype_name(array.dtype) for array in arrays.values()),
+            tuple(accumulate((array.size for array in arrays.values()), initial=0)),
         )
 
     @property
