@@ -163,12 +163,14 @@ def encode_clipped_sum(sums: Row, plan: Plan) -> NDArray[np.int64]:
     Guarantee: if one unit moves the sums by at most S, it moves the integers by at most D in L2. The module has the
         proof.
     """
-    flat = np.concatenate([np.ravel(piece).astype(np.float64) for piece in sums])
+    flat = np.concatenate(sums, axis=None, dtype=np.float64)
     if flat.size != plan.parameters:
         raise PrivacyError(f"noise in shares is planned for a sum of {plan.parameters} numbers, found {flat.size}")
     flat *= 1 / (plan.bound / plan.steps)
     most = float(plan.units * plan.steps)
-    return np.nan_to_num(np.clip(np.rint(flat, out=flat), -most, most, out=flat), copy=False, nan=0.0).astype(np.int64)
+    np.clip(np.rint(flat, out=flat), -most, most, out=flat)
+    flat[np.isnan(flat)] = 0
+    return flat.astype(np.int64)
 
 
 @dataclass(frozen=True)
