@@ -221,6 +221,18 @@ def recurrent() -> Any:
     return functional((4, 3), lambda x: head(layers.LSTM(5)(x)))
 
 
+def residuals() -> Any:
+    """The gradient of the input of three branches is a sum of three terms, and of more behind them."""
+
+    def inner(x: Any) -> Any:
+        h = layers.Conv2D(4, 3, padding="same")(x)
+        sums = [layers.Add()([h, layers.Conv2D(4, 3, padding="same")(h)]) for _ in range(3)]
+        kinds = ("tanh", "sigmoid", "softplus")
+        return head(layers.Add()([layers.Activation(kind)(each) for kind, each in zip(kinds, sums, strict=True)]))
+
+    return functional((6, 6, 2), inner)
+
+
 def depthwise() -> Any:
     def inner(x: Any) -> Any:
         x = layers.DepthwiseConv2D(3, strides=2, depth_multiplier=2, padding="same", activation="relu")(x)

@@ -17,6 +17,7 @@ from examples_of_dpsgd import (
     norm,
     perturbed,
     relative_error,
+    residuals,
     small,
 )
 from support import failures
@@ -40,20 +41,6 @@ def own():
     return functional((6,), lambda x: head(Scaled()(layers.Dense(4, activation="tanh")(x))))
 
 
-def residuals():
-    """The gradient of the input of three branches is a sum of three terms, and of more behind them."""
-
-    def inner(x):
-        h = layers.Conv2D(4, 3, padding="same")(x)
-        branches = [
-            layers.Activation(name)(layers.Add()([h, layers.Conv2D(4, 3, padding="same")(h)])) for name in NAMES
-        ]
-        return head(layers.Add()(branches))
-
-    return functional((6, 6, 2), inner)
-
-
-NAMES = ("tanh", "sigmoid", "softplus")
 MODELS = (recurrent, own, residuals)
 
 
