@@ -9,12 +9,12 @@ these two are kept for each unit, the delta scaled by the unit's factor, and mul
 """
 
 import math
-from typing import NamedTuple
+from typing import TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from cloister.privacy.dpsgd.batches import Draws, places_of
 from cloister.privacy.dpsgd.clipped_sums import Call, Sums
@@ -48,35 +48,10 @@ def suits_xla(graph: tf.Graph) -> bool:
     return not any(operation.type.startswith(CONVOLUTION) for operation in every)
 
 
-class _Unit(NamedTuple):
-    """One unit.
-
-    Attributes:
-        bound: largest norm of its contribution.
-        gradients: with respect to variables but the wide ones.
-        inputs, deltas: of each wide variable.
-    """
-
-    bound: Tensor
-    gradients: list[Tensor]
-    inputs: list[Tensor]
-    deltas: list[Tensor]
-
-
-class _Found(NamedTuple):
-    """Running sums over units.
-
-    Attributes:
-        totals: of all variables but the wide ones, in double precision.
-        inputs, deltas: of each wide variable, a `tf.TensorArray` with an element for each unit, the deltas scaled.
-        clipped, non_finite: as in `Sums`.
-    """
-
-    totals: list[Tensor]
-    inputs: list[tf.TensorArray]
-    deltas: list[tf.TensorArray]
-    clipped: Tensor
-    non_finite: Tensor
+_Unit: TypeAlias = tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]
+"""Of one unit: its bound, the gradients with respect to variables but the wide ones, and inputs and deltas of these."""
+_Found: TypeAlias = tuple[list[Tensor], list[tf.TensorArray], list[tf.TensorArray], Tensor, Tensor]
+"""Sums in double precision, inputs and scaled deltas of each unit, and the counts of `Sums`."""
 
 
 class InTurn:
@@ -119,25 +94,20 @@ class InTurn:
     def __call__(self, call: Call) -> Sums:
         """Return the clipped sum of at most `places` units, in double precision, as `clipped_sums.Engine`."""
         x, y, mask, bound, seeds, _ = call
-        bounds = np.ones(self.places)
-        bounds[: len(mask)] = bound
-        shares = np.zeros((self.places, self._cap))
-        shares[: len(mask)] = call.shares
-        given = (
-            *(tf.nest.map_structure(self._by_unit, *pair) for pair in zip(self._probe, (x, y), strict=True)),
-            tf.constant(shares),
-            tf.constant(np.concatenate([seeds, np.zeros((self.places - len(seeds), *seeds.shape[1:]), np.int64)])),
-            tf.constant(bounds),
-            tf.constant(len(mask)),
-        )
+
+        def padded(rows: NDArray, dtype: DTypeLike = np.float64) -> Tensor:
+            table = np.zeros((self.places, *rows.shape[1:]), dtype)
+            table[: len(rows)] = cast(rows, dtype)
+            return tf.constant(table)
+
+        def by_unit(like: NDArray, rows: NDArray) -> Tensor:
+            return padded(rows.reshape(len(mask), self._cap, *rows.shape[1:]), like.dtype)
+
+        examples = (tf.nest.map_structure(by_unit, *pair) for pair in zip(self._probe, (x, y), strict=True))
+        bounds = np.broadcast_to(bound, len(mask))
+        given = (*examples, padded(call.shares), padded(seeds, np.int64), padded(bounds), tf.constant(len(mask)))
         with as_traced():
             return Sums.of(*self._compiled(*given))
-
-    def _by_unit(self, like: NDArray, rows: NDArray) -> Tensor:
-        """Return the examples of each unit, in the dtype of `like`, padded by zeros."""
-        table = np.zeros((self.places * self._cap, *rows.shape[1:]), like.dtype)
-        table[: len(rows)] = cast(rows, like.dtype)
-        return tf.constant(table.reshape(self.places, self._cap, *rows.shape[1:]))
 
     def _compile(self, fused: bool) -> Compiled:
         """Return the compiled loop.
@@ -147,8 +117,12 @@ class InTurn:
         units compiles the program, and computes no unit. Where XLA has no support, TensorFlow runs the loop.
         """
         whole = self.places
+        values = [tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables]
+        of_unit = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), self._signature()[:-1])
         try:
-            self._traced_unit = self._trace_unit(fused)
+            # TensorFlow traces the gradient of a loop otherwise if XLA compiles it, and so may a layer.
+            unit = tf.function(self._unit, input_signature=[values, *of_unit], autograph=False, jit_compile=fused)
+            self._traced_unit = unit.get_concrete_function()
             self.threads = THREADS if fused and not self._wide else 1
             self.places = -(-whole // self.threads)
             signature = self._signature()
@@ -164,18 +138,6 @@ class InTurn:
         for graph in (self._traced_unit.graph, compiled.graph):
             refuse_effects(graph, self.model)
         return compiled
-
-    def _trace_unit(self, fused: bool) -> Compiled:
-        """Return the graph of one unit's gradients, from the weights and its part of a call.
-
-        TensorFlow traces the gradient of a loop otherwise if XLA compiles it (`fused`), and so may a layer.
-        """
-        values = [tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables]
-        *of_units, _ = self._signature()
-        of_unit = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), of_units)
-        signature = [values, *of_unit]
-        traced = tf.function(self._unit, input_signature=signature, autograph=False, jit_compile=fused)
-        return traced.get_concrete_function()
 
     def _signature(self) -> list[tf.TensorSpec]:
         rows = [self.places, self._cap]
@@ -196,32 +158,23 @@ class InTurn:
             given = tf.nest.map_structure(lambda every: every[number], (x, y, shares, seeds, bounds))
             return number + 1, self._traced_unit(values, *given), self._added(number, pending, found)
 
-        others = [variable for number, variable in enumerate(self._variables) if number not in self._wide]
-        kernels = [self._variables[number] for number in self._wide]
-        unit = _Unit(
-            tf.ones([], tf.float64),
-            [tf.zeros(variable.shape, variable.dtype) for variable in others],
-            [tf.zeros(kernel.shape[0], kernel.dtype) for kernel in kernels],
-            [tf.zeros(kernel.shape[1], kernel.dtype) for kernel in kernels],
-        )
-        inputs, deltas = (
-            [
-                tf.TensorArray(tf.float64, self.places + 1, element_shape=kernel.shape[axis : axis + 1])
-                for kernel in kernels
-            ]
-            for axis in (0, 1)
-        )
-        totals = [tf.zeros(variable.shape, tf.float64) for variable in others]
-        nothing = _Found(totals, inputs, deltas, tf.constant(0), tf.constant(0))
+        def array(like: tf.TensorSpec) -> tf.TensorArray:
+            return tf.TensorArray(tf.float64, self.places + 1, element_shape=like.shape)
+
+        _, gradients, inputs, deltas = self._traced_unit.structured_outputs
+        zeros = [[tf.zeros(own.shape, own.dtype) for own in kind] for kind in (gradients, inputs, deltas)]
+        unit = (tf.ones([], tf.float64), *zeros)
+        totals = [tf.zeros(own.shape, tf.float64) for own in gradients]
+        nothing = (totals, list(map(array, inputs)), list(map(array, deltas)), tf.constant(0), tf.constant(0))
         with chained_sums():
             start = (tf.constant(0), unit, nothing)
             last, pending, found = tf.while_loop(lambda number, *_: number < count, step, start)
-            found = self._added(last, pending, found)
-            pairs = zip(found.inputs, found.deltas, strict=True)
+            totals, inputs, deltas, clipped, non_finite = self._added(last, pending, found)
+            pairs = zip(inputs, deltas, strict=True)
             products = iter([tf.matmul(ins.stack(), outs.stack(), transpose_a=True) for ins, outs in pairs])
-            rest = iter(found.totals)
+            rest = iter(totals)
             in_order = [next(products if number in self._wide else rest) for number in range(len(self._variables))]
-            return in_order, found.clipped, found.non_finite
+            return in_order, clipped, non_finite
 
     def _added(self, number: Tensor, pending: _Unit, found: _Found) -> _Found:
         """Add a unit's gradient, clipped to its bound.
@@ -229,26 +182,26 @@ class InTurn:
         The gradient is a result in memory of the previous iteration. XLA could compute a gradient of this iteration
         twice, with different roundings for its norm and for the sum.
         """
-        unit = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.float64), pending)
-        squares = [tf.reduce_sum(tf.square(gradient)) for gradient in unit.gradients]
-        for pair in zip(unit.inputs, unit.deltas, strict=True):
-            of_input, of_delta = (tf.reduce_sum(tf.square(each)) + DOUBLE_UNDERFLOW * each.shape[0] for each in pair)
+        bound, gradients, *pair = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.float64), pending)
+        totals, *arrays, clipped, non_finite = found
+        squares = [tf.reduce_sum(tf.square(gradient)) for gradient in gradients]
+        for both in zip(*pair, strict=True):
+            of_input, of_delta = (tf.reduce_sum(tf.square(each)) + DOUBLE_UNDERFLOW * each.shape[0] for each in both)
             squares.append(of_input * of_delta)
         norm = tf.sqrt(tf.add_n(squares) * (1 + ROUNDED * self._size))
         is_finite = tf.math.is_finite(norm)
-        factor = tf.where(is_finite, unit.bound / tf.maximum(norm, unit.bound), tf.zeros_like(norm))
-
-        def scaled(tensors: list[Tensor], by: Tensor) -> list[Tensor]:
-            # A factor of 0 gives 0, for non-finite numbers too.
-            return [tf.math.multiply_no_nan(tensor, by) for tensor in tensors]
-
-        inputs = scaled(unit.inputs, tf.cast(is_finite, tf.float64))
-        return _Found(
-            [total + part for total, part in zip(found.totals, scaled(unit.gradients, factor), strict=True)],
-            [kept.write(number, each) for kept, each in zip(found.inputs, inputs, strict=True)],
-            [kept.write(number, each) for kept, each in zip(found.deltas, scaled(unit.deltas, factor), strict=True)],
-            found.clipped + tf.cast(is_finite & (norm > unit.bound), tf.int32),
-            found.non_finite + tf.cast(~is_finite, tf.int32),
+        factor = tf.where(is_finite, bound / tf.maximum(norm, bound), tf.zeros_like(norm))
+        # A factor of 0 gives 0, for non-finite numbers too.
+        inputs, deltas = (
+            [kept.write(number, tf.math.multiply_no_nan(each, by)) for kept, each in zip(*both, strict=True)]
+            for *both, by in zip(arrays, pair, (tf.cast(is_finite, tf.float64), factor), strict=True)
+        )
+        return (
+            [total + tf.math.multiply_no_nan(own, factor) for total, own in zip(totals, gradients, strict=True)],
+            inputs,
+            deltas,
+            clipped + tf.cast(is_finite & (norm > bound), tf.int32),
+            non_finite + tf.cast(~is_finite, tf.int32),
         )
 
     def _unit(self, values: list[Tensor], x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, bound: Tensor) -> _Unit:
@@ -264,14 +217,14 @@ class InTurn:
             sources = [*others, *(product.outputs[0] for product in products)]
             found = list(map(tf.convert_to_tensor, tf.gradients(total, sources, unconnected_gradients="zero")))
         inputs = [product.inputs[0][0] for product in products]
-        return _Unit(bound, found[: len(others)], inputs, [delta[0] for delta in found[len(others) :]])
+        return bound, found[: len(others)], inputs, [delta[0] for delta in found[len(others) :]]
 
 
 def _is_wide(uses: list[Use]) -> bool:
     """Return whether a variable is a large matrix whose only use is a product with one vector from the left."""
-    if len(uses) != 1 or uses[0].views or uses[0].operation.type != "MatMul" or uses[0].place != 1:
+    operation = uses[0].operation if len(uses) == 1 and not uses[0].views and uses[0].place == 1 else None
+    if operation is None or operation.type != "MatMul" or is_overridden(operation):
         return False
-    operation = uses[0].operation
+    vector, matrix = operation.inputs
     is_turned = operation.get_attr("transpose_a") or operation.get_attr("transpose_b")
-    is_plain = not is_turned and not is_overridden(operation)
-    return is_plain and operation.inputs[0].shape[0] == 1 and math.prod(uses[0].given.shape) >= WIDE
+    return not is_turned and vector.shape[0] == 1 and math.prod(matrix.shape) >= WIDE
