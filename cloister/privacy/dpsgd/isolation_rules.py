@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import EllipsisType
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -78,14 +78,14 @@ class StaticValues:
 
 
 def executed(operation: tf.Operation, values: Sequence[NDArray]) -> list[NDArray]:
-    """Execute an operation without state eagerly: one of `FOLDED`, or of `uses.MOVES`."""
+    """Execute an operation without state eagerly: one of `FOLDED`, of `uses.MOVES` or of `_moved`."""
     function, rest = getattr(tf.raw_ops, operation.type), iter(values)
-    arguments: dict[str, object] = {}
-    for argument in operation.op_def.input_arg:
+    names = [name for name in inspect.signature(function).parameters if name != "name"]
+    inputs = operation.op_def.input_arg  # in the order of parameters, some of which have other names
+    arguments: dict[str, object] = {name: operation.get_attr(name) for name in names[len(inputs) :]}
+    for name, argument in zip(names, inputs, strict=False):
         many = operation.get_attr(argument.number_attr) if argument.number_attr else None
-        arguments[argument.name] = next(rest) if many is None else [next(rest) for _ in range(many)]
-    for name in set(inspect.signature(function).parameters) - {*arguments, "name"}:
-        arguments[name] = operation.get_attr(name)
+        arguments[name] = next(rest) if many is None else [next(rest) for _ in range(many)]
     with tf.init_scope():
         results = function(**arguments)
     return list(map(np.asarray, results if isinstance(results, (list, tuple)) else [results]))
@@ -200,30 +200,21 @@ def _apart(kinds: str, taken: Axes, reason: str, error: type[NotIsolated] = Unpr
     _rule(kinds)(kept)
 
 
-_apart(  # a copy of whole rounds of units is whole rounds too
+_apart(
     "Abs Acos Acosh Asin Asinh Atan Atanh Cast Ceil Cos Cosh Elu EnsureShape Erf Erfc Erfinv Exp Expm1 Floor IsFinite "
     "IsInf IsNan LeakyRelu Log Log1p LogicalNot Neg Reciprocal Relu Relu6 Round Rsqrt Selu Sigmoid Sign Sin Sinh "
-    "Softplus Softsign Sqrt Square StopGradient Tan Tanh BiasAdd MatrixBandPart Tile",
+    "Softplus Softsign Sqrt Square StopGradient Tan Tanh BiasAdd MatrixBandPart",
     lambda step: (),
     "",
 )
 _apart("Softmax LogSoftmax TopKV2", lambda step: [step.rank(0) - 1], "compares entries along the axis of units", Mixes)
 _apart("Cumsum Cumprod", lambda step: step.axes(1, step.rank(0)), "accumulates along the axis of units", Mixes)
-_apart("ReverseV2", lambda step: step.axes(1, step.rank(0)), "moves units to places of other units")
-_apart("Roll", lambda step: step.axes(2, step.rank(0)), "moves units to places of other units")
 _apart(
     "MatrixDiagPartV3",
     lambda step: range(step.rank(0) - 2, step.rank(0)),
     "takes a diagonal along the axis of units",
 )
-_apart(
-    "Pad PadV2 MirrorPad MirrorPadGrad",
-    lambda step: np.flatnonzero(step.value(1).any(axis=1)),
-    "pads the axis of units",
-)
-_apart(  # blocks are outermost along the first axis, so units repeat in order
-    "SpaceToBatchND BatchToSpaceND", lambda step: range(1, step.rank(0)), "has units along another axis than the first"
-)
+_apart("MirrorPadGrad", lambda step: np.flatnonzero(step.value(1).any(axis=1)), "adds up along the axis of units")
 
 
 @_rule("Sum Mean Max Min Prod Any All ArgMax ArgMin")
@@ -244,8 +235,6 @@ def _broadcast(step: Step) -> Sequence[Label]:
 
 
 _rule("Select")(lambda step: [agreed(step.labels)])  # a condition of lower rank is aligned at the first axis
-_rule("BroadcastTo")(lambda step: [step.only(0).shifted(len(step.shape(step.operation.outputs[0])) - step.rank(0))])
-
 EXAMPLES = {
     "Conv2D Conv3D DepthwiseConv2dNative MaxPool AvgPool MaxPool3D AvgPool3D": (0,),
     "ResizeBilinear ResizeBicubic ResizeNearestNeighbor ResizeNearestNeighborGrad": (0,),
@@ -316,115 +305,53 @@ def _reshaped(step: Step) -> Sequence[Label]:
     return [step.only(0).reshaped(old, new, step.units)]
 
 
-def _own_axis(step: Step, more: int = 0) -> int:
-    """Return the attribute `axis`, counted from the first axis."""
-    return int(step.attribute("axis") % (step.rank(0) + more))
+_rule("OneHot")(lambda step: [step.only(0).beside(int(step.attribute("axis") % (step.rank(0) + 1)))])
 
 
-_rule("ExpandDims")(lambda step: [step.only(0).beside(step.axes(1, step.rank(0) + 1)[0])])
-_rule("OneHot")(lambda step: [step.only(0).beside(_own_axis(step, 1))])
-_rule("Pack")(lambda step: [agreed(step.labels).beside(_own_axis(step, 1))])
+@_rule(
+    "BatchToSpaceND BroadcastTo ConcatV2 ExpandDims MirrorPad Pack Pad PadV2 ReverseV2 Roll Slice SpaceToBatchND Split "
+    "SplitV StridedSlice StridedSliceGrad Tile Transpose Unpack"
+)
+def _moved(step: Step) -> Sequence[Label]:
+    """Execute the operation on the numbers of units, and find the axis along which they then change.
+
+    An entry of unit u has number u + 1. One that depends on no unit, such as padding, has 0.
+    """
+    operation, given, moved = step.operation, list[NDArray](), list[Label]()
+    arguments = (
+        [argument] * (operation.get_attr(argument.number_attr) if argument.number_attr else 1)
+        for argument in operation.op_def.input_arg
+    )
+    for place, argument in enumerate(chain.from_iterable(arguments)):
+        if argument.type_attr != "T":
+            given.append(step.value(place))
+            continue
+        label, shape = step.labels[place], step.shape(operation.inputs[place])
+        moved.append(label)
+        given.append(np.zeros(shape, np.int32))
+        if isinstance(label, Rows):
+            given[-1] += _numbers(label, shape, step.units)
+    inner = agreed(moved).inner
+    return [_along(numbers, step.units, inner) for numbers in executed(operation, given)]
 
 
-@_rule("Transpose")
-def _transposed(step: Step) -> Sequence[Label]:
-    return [step.only(0).permuted(step.axes(1, step.rank(0)))]
+def _numbers(label: Rows, shape: Sequence[int], units: int) -> NDArray:
+    """Return the number of the unit at each entry along an axis of units, which broadcasts to a shape."""
+    numbers = np.arange(shape[label.axis], dtype=np.int32) // label.inner % units + 1
+    return numbers.reshape([-1 if axis == label.axis else 1 for axis in range(len(shape))])
 
 
-@_rule("ConcatV2")
-def _appended(step: Step) -> Sequence[Label]:
-    """Keep an axis of units, or append whole rounds of all units to it."""
-    *labels, _ = step.labels
-    label, (axis,) = agreed(labels), step.axes(len(labels), step.rank(0))
-    if label.axis == axis and None in labels:
-        raise Unproved("appends other entries to the axis of units")
-    return [label]
-
-
-@_rule("Unpack")
-def _unpacked(step: Step) -> Sequence[Label]:
-    axes = [_own_axis(step)]
-    label = step.only(0).outside(axes, "takes units apart", Unproved)
-    return [label.without(axes)] * len(step.operation.outputs)
+def _along(numbers: NDArray, units: int, inner: int) -> Rows:
+    """Return the label of entries of units by their numbers."""
+    for axis, length in enumerate(numbers.shape if numbers.any() else ()):
+        for run in (inner, 1, length // units):
+            label, fits = Rows(axis, run), run and length % (units * run) == 0
+            if fits and np.all((numbers == 0) | (numbers == _numbers(label, numbers.shape, units))):
+                return label
+    raise Unproved("keeps some units and drops others, or changes their order")
 
 
 # Choices -------------------------------------------------------------------------------------------------------------
-
-
-def _cut(numbers: NDArray, label: Rows, units: int, axis: int) -> Rows | None:
-    """Return the label of kept entries of the axis of units; None: none fits."""
-    own = numbers // label.inner % units
-    for inner in (label.inner, 1, own.size // units):
-        if inner and own.size % (units * inner) == 0 and np.array_equal(own, np.arange(own.size) // inner % units):
-            return Rows(axis, inner)
-    return None
-
-
-def _cut_or_refuse(step: Step, numbers: NDArray, label: Rows, axis: int) -> Rows:
-    found = _cut(numbers, label, step.units, axis)
-    if found is None:
-        raise Unproved("keeps some units and drops others, or changes their order")
-    return found
-
-
-def _kept(step: Step, shape: tuple[int, ...], axis: int) -> tuple[NDArray, int]:
-    """Return the entries of an axis kept by a strided slice, and their new axis."""
-    masks = {name: step.attribute(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
-    index: list[int | slice | EllipsisType | None] = []
-    for place, (begin, end, stride) in enumerate(zip(*(map(int, step.value(i)) for i in (1, 2, 3)), strict=True)):
-        marked = {name for name, mask in masks.items() if mask >> place & 1}
-        if "ellipsis" in marked or "new_axis" in marked:
-            index.append(... if "ellipsis" in marked else None)
-        elif "shrink_axis" in marked:
-            index.append(begin)
-        else:
-            index.append(slice(None if "begin" in marked else begin, None if "end" in marked else end, stride))
-    along = [-1 if one == axis else 1 for one in range(len(shape))]
-    taken = np.broadcast_to(np.arange(shape[axis]).reshape(along), shape)[tuple(index)]
-    moving = [one for one, length in enumerate(taken.shape) if length > 1 and taken.strides[one]]
-    if not taken.size:
-        raise Unproved("gives an empty tensor")
-    if not moving:
-        return np.ravel(taken.flat[0]), 0
-    return taken[tuple(slice(None) if one == moving[0] else 0 for one in range(taken.ndim))], moving[0]
-
-
-@_rule("StridedSlice")
-def _strided_slice(step: Step) -> Sequence[Label]:
-    label = step.only(0)
-    numbers, axis = _kept(step, step.shape(step.operation.inputs[0]), label.axis)
-    return [_cut_or_refuse(step, numbers, label, axis)]
-
-
-@_rule("StridedSliceGrad")
-def _strided_slice_gradient(step: Step) -> Sequence[Label]:
-    """Find the larger tensor's axis along which entries keep their units' places."""
-    label, shape = step.only(4), tuple(map(int, step.value(0)))
-    for axis, length in enumerate(shape):
-        for inner in {label.inner, length // step.units} - {0}:
-            if length % (step.units * inner) == 0:
-                numbers, place = _kept(step, shape, axis)
-                if _cut(numbers, Rows(axis, inner), step.units, place) == label:
-                    return [Rows(axis, inner)]
-    raise Unproved("puts units into a tensor that has no axis of units")
-
-
-@_rule("Slice")
-def _slice(step: Step) -> Sequence[Label]:
-    label = step.only(0)
-    length = step.shape(step.operation.outputs[0])[label.axis]
-    return [_cut_or_refuse(step, int(step.value(1)[label.axis]) + np.arange(length), label, label.axis)]
-
-
-@_rule("Split SplitV")
-def _split(step: Step) -> Sequence[Label]:
-    place, at = (1, 0) if step.operation.type == "Split" else (0, 2)
-    label, (axis,) = step.only(place), step.axes(at, step.rank(place))
-    if axis != label.axis:
-        return [label] * len(step.operation.outputs)
-    lengths = [step.shape(tensor)[axis] for tensor in step.operation.outputs]
-    parts = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-    return [_cut_or_refuse(step, numbers, label, axis) for numbers in parts]
 
 
 @_rule("GatherV2")
