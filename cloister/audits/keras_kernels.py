@@ -78,7 +78,7 @@ class Trial:
         with as_traced():
             found, held = self._call(*(tf.constant(each, spec.dtype) for each, spec in zip(given, self._specs)))
         every = [np.asarray(tensor).tobytes() for tensor in tf.nest.flatten((found, held))]
-        return b"".join(np.asarray(tensor)[place].tobytes() for tensor in held), b"".join(every)
+        return b"".join(np.asarray(tensor)[place].tobytes() for tensor in tf.nest.flatten(held)), b"".join(every)
 
 
 class TrialInTurn:

@@ -11,8 +11,8 @@ kernel of a convolution has an input at each position of its output: the patch o
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,8 @@ from cloister.privacy.dpsgd.noise import MASS_PER_NORM, MAX_POSITIONS, UNDERFLOW
 from cloister.privacy.dpsgd.tracing import NotCapturable
 from cloister.utils.arrays import Tensor
 
+WHOLE = "whole"
+"""Name of the form of gradients that are held."""
 WIDEST = 4096
 """Most squares that are summed in float32 before double precision takes over."""
 PART = 512
@@ -33,27 +35,41 @@ MAX_PAIRS = 1 << 24
 """Most pairs of positions in a choice from a table: each takes some 25 bytes."""
 
 
-class Part(ABC):
+class Origins(NamedTuple):
+    """Place in a variable of each number that an operation takes. No place occurs twice.
+
+    Attributes:
+        shape: of the variable.
+        places: of each number in the variable, in the order of its entries; None: all of them, in this order.
+    """
+
+    shape: tuple[int, ...]
+    places: NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True)
+class Part:
     """Gradients of each of U units with respect to one variable.
 
     Attributes:
         kernel: the name of their form.
         held: tensors of leading size U from which all results are computed.
-        holds_gradients: whether `held` are the gradients, so usually larger than a sum of them.
+        squares: upper bounds of the units' squared L2 norms, shape (U,), double. A root also bounds the factor of γ in
+            `noise`. If a gradient is not finite, neither is this.
+        summed: (held tensors of n units, their factors above 0) -> Σ factors[i]·gradient[i] of what operations take.
         origins: of the numbers that operations take, in the variable. Norms are the same there.
     """
 
     kernel: str
     held: Sequence[Tensor]
-    holds_gradients = False
-    origins: "Origins | None" = None
+    squares: Tensor
+    summed: Callable[[Sequence[Tensor], Tensor], Tensor]
+    origins: Origins | None = None
 
-    @abstractmethod
-    def squared_norms(self) -> Tensor:
-        """Return upper bounds of the units' squared L2 norms, shape (U,), double.
-
-        Guarantee: its root also bounds the factor of γ in `noise`. If a gradient is not finite, neither is this.
-        """
+    @property
+    def holds_gradients(self) -> bool:
+        """Return whether `held` are the gradients, so usually larger than a sum of them."""
+        return self.kernel == WHOLE
 
     def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
         """Return Σ factors[i]·gradient[i], in single or double precision.
@@ -68,34 +84,22 @@ class Part(ABC):
         *kept, own = tf.cond(
             tf.size(counted) == tf.size(factors), lambda: every, lambda: [tf.gather(each, counted) for each in every]
         )
-        found = self._sum(kept, own)
+        found = self.summed(kept, own)
         return found if self.origins is None else back(found, self.origins)
 
-    @abstractmethod
-    def _sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
-        """Return the weighted sum of what operations take, of units with factors above 0."""
 
-
-class PerUnit(Part):
-    """Gradients that are held separately: a tensor of shape (U, *variable.shape).
+def whole(gradients: Tensor) -> Part:
+    """Return the form of gradients that are held separately: a tensor of shape (U, *variable.shape).
 
     The bound applies to the held gradients, so it holds for any rounding in their computation.
     """
+    shape = gradients.shape[1:]
 
-    kernel = "whole"
-    holds_gradients = True
+    def summed(held: Sequence[Tensor], factors: Tensor) -> Tensor:
+        rows = tf.reshape(held[0], [-1, math.prod(shape)])
+        return tf.reshape(tf.matmul(tf.cast(factors, rows.dtype)[None], rows), shape)
 
-    def __init__(self, gradients: Tensor) -> None:
-        self.held = [gradients]
-
-    def squared_norms(self) -> Tensor:
-        """Return upper bounds of the squared norms; see `Part`."""
-        return squares(self.held[0])
-
-    def _sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
-        (gradients,) = held
-        rows = tf.reshape(gradients, [-1, math.prod(gradients.shape[1:])])
-        return tf.reshape(tf.matmul(tf.cast(factors, gradients.dtype)[None], rows), gradients.shape[1:])
+    return Part(WHOLE, [gradients], squares(gradients), summed)
 
 
 def squares(tensor: Tensor) -> Tensor:
@@ -125,11 +129,6 @@ def _width(shape: Sequence[int]) -> int:
     return width
 
 
-def rows_times(tensor: Tensor, factors: Tensor) -> Tensor:
-    """Return each row of a tensor of leading size U times its factor, of shape (U,)."""
-    return tensor * tf.reshape(tf.cast(factors, tensor.dtype), [-1] + [1] * (len(tensor.shape) - 1))
-
-
 def of_positions(inputs: Tensor, deltas: Tensor) -> Part:
     """Return the cheapest form for Σ_t a_t d_tᵀ.
 
@@ -138,11 +137,11 @@ def of_positions(inputs: Tensor, deltas: Tensor) -> Part:
     """
     positions, fan_in, fan_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
     if positions == 1:
-        return OuterProduct(inputs, deltas)
+        return outer(inputs, deltas)
     # The Gram form's bound holds up to `MAX_POSITIONS`.
     if positions <= MAX_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out:
-        return Gram(inputs, deltas)
-    return PerUnit(product(inputs, deltas))
+        return pairs(inputs, deltas)
+    return whole(product(inputs, deltas))
 
 
 def product(inputs: Tensor, deltas: Tensor) -> Tensor:
@@ -150,44 +149,29 @@ def product(inputs: Tensor, deltas: Tensor) -> Tensor:
     return tf.matmul(inputs, deltas, transpose_a=True)
 
 
-class OuterProduct(Part):
-    """Form for one position per unit, without any per-unit tensor of the size of the weights.
+def outer(inputs: Tensor, deltas: Tensor) -> Part:
+    """Return the form for one position per unit, of norm ‖a‖·‖d‖, without any per-unit tensor of the weights' size.
 
     No positions can cancel, so the bound on the norm is that on the roundings of a sum in single precision too.
     """
-
-    kernel = "outer"
-
-    def __init__(self, inputs: Tensor, deltas: Tensor) -> None:
-        self._inputs, self._deltas = inputs, deltas
-        self.held = [inputs, deltas]
-
-    def squared_norms(self) -> Tensor:
-        """Return ‖a‖²·‖d‖²."""
-        return squares(self._inputs) * squares(self._deltas)
-
-    def _sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
-        """Return Aᵀ(f·D), the ordinary gradient of scaled deltas."""
-        inputs, deltas = held
-        return tf.matmul(_flat(inputs), _flat(rows_times(deltas, factors)), transpose_a=True)
+    return Part("outer", [inputs, deltas], squares(inputs) * squares(deltas), _products)
 
 
-class Gram(OuterProduct):
-    """Form for several positions per unit, fewer than the weights have rows or columns.
+def _products(held: Sequence[Tensor], factors: Tensor) -> Tensor:
+    """Return Aᵀ(f·D), the ordinary gradient of scaled deltas."""
+    inputs, deltas = held
+    return tf.matmul(_flat(inputs), _scaled(deltas, factors), transpose_a=True)
+
+
+def pairs(inputs: Tensor, deltas: Tensor) -> Part:
+    """Return the form for several positions per unit, fewer than the weights have rows or columns.
 
     Positions can cancel each other. Then an underestimated norm would let a contribution exceed the bound, and so
     would the roundings of a sum whose terms are longer than their total. Both are computed in double precision, in
     which products of single-precision numbers are exact, and the total norm of the positions is added to the norm.
     """
-
-    kernel = "gram"
-
-    def __init__(self, inputs: Tensor, deltas: Tensor) -> None:
-        super().__init__(tf.cast(inputs, tf.float64), tf.cast(deltas, tf.float64))
-
-    def squared_norms(self) -> Tensor:
-        """Return Σ_{s,t} (a_s·a_t)(d_s·d_t) + a part of (Σ_t ‖a_t‖‖d_t‖)²."""
-        return gram_squares(gram(self._inputs), gram(self._deltas))
+    held = [tf.cast(inputs, tf.float64), tf.cast(deltas, tf.float64)]
+    return Part("gram", held, gram_squares(*map(gram, held)), _products)
 
 
 def gram(tensor: Tensor) -> Tensor:
@@ -219,8 +203,13 @@ def _flat(tensor: Tensor) -> Tensor:
     return tf.reshape(tensor, [-1, tensor.shape[-1]])
 
 
-class Table(Part):
-    """Form of a table's gradients by unit, held as indices and deltas.
+def _scaled(deltas: Tensor, factors: Tensor) -> Tensor:
+    """Return each position of units' deltas times the factor of the unit, shape (n·T, numbers)."""
+    return _flat(deltas * tf.cast(factors, deltas.dtype)[:, None, None])
+
+
+def table(indices: Tensor, deltas: Tensor, size: int) -> Part:
+    """Return the form of a table's gradients by unit, held as indices and deltas.
 
     Positions of one index can cancel, like positions of a product. So norms and sums are in double precision.
 
@@ -233,35 +222,14 @@ class Table(Part):
         NotCapturable: there are more than `MAX_PAIRS` pairs of positions. This limit keeps positions below
             `MAX_POSITIONS`.
     """
+    if indices.shape[0] * indices.shape[1] ** 2 > MAX_PAIRS:
+        raise NotCapturable(f"looked up at {indices.shape[1]} positions, whose pairs take too much memory")
+    exact, same = tf.cast(deltas, tf.float64), indices[:, :, None] == indices[:, None, :]
 
-    kernel = "embedding"
+    def summed(held: Sequence[Tensor], factors: Tensor) -> Tensor:
+        return tf.math.unsorted_segment_sum(_scaled(held[1], factors), tf.reshape(held[0], [-1]), size)
 
-    def __init__(self, indices: Tensor, deltas: Tensor, size: int) -> None:
-        if indices.shape[0] * indices.shape[1] ** 2 > MAX_PAIRS:
-            raise NotCapturable(f"looked up at {indices.shape[1]} positions, whose pairs take too much memory")
-        self._indices, self._deltas, self._size = indices, tf.cast(deltas, tf.float64), size
-        self.held = [self._indices, self._deltas]
-
-    def squared_norms(self) -> Tensor:
-        """Return Σ d_s·d_t over pairs of one index + a part of the squared mass."""
-        same = self._indices[:, :, None] == self._indices[:, None, :]
-        return gram_squares(tf.cast(same, tf.float64), gram(self._deltas))
-
-    def _sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
-        indices, deltas = held
-        return tf.math.unsorted_segment_sum(_flat(rows_times(deltas, factors)), tf.reshape(indices, [-1]), self._size)
-
-
-class Origins(NamedTuple):
-    """Place in a variable of each number that an operation takes. No place occurs twice.
-
-    Attributes:
-        shape: of the variable.
-        places: of each number in the variable, in the order of its entries; None: all of them, in this order.
-    """
-
-    shape: tuple[int, ...]
-    places: NDArray[np.int32] | None = None
+    return Part("embedding", [indices, exact], gram_squares(tf.cast(same, tf.float64), gram(exact)), summed)
 
 
 def back(tensor: Tensor, origins: Origins, units: Sequence[int] = ()) -> Tensor:

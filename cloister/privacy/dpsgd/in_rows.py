@@ -12,8 +12,7 @@ same numbers with and without x.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -39,10 +38,9 @@ from cloister.privacy.dpsgd.tracing import (
     specs_of,
 )
 from cloister.privacy.dpsgd.uses import COPIES, Gradient, Use, UseByUnits, part_of, uses_of
-from cloister.utils.arrays import Compiled, Network, Tensor, Variable
+from cloister.utils.arrays import Compiled, Network, Tensor
 from cloister.utils.rows import cast
 
-T = TypeVar("T")
 USUAL = 8
 """Units in a round if half or twice as many would not suit the cache better. Rounds of more units have more free rows:
 for 100 units in 195 places, rounds of 8 compute 128 rows on average, and rounds of 16 compute 149."""
@@ -78,13 +76,16 @@ class InRows:
     def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
         self.model, self._loss, self._probe, self._cap = model, loss, probe, group_cap
         self.kernels: dict[str, str] = {}
-        self._parts: list[tuple[Variable, Part]] = []
+        self._of_units = len(tf.nest.flatten(probe)) + 1
+        """Number of inputs of a round that hold units."""
+        self._whole: dict[int, Part] = {}
+        self._kept: dict[int, Part] = {}
         room = places_of(batch_size)
         self.places = max(2, evenly(room, most_at_once(batch_size)))  # of two rows there is a proof
         self.at_once = min(self.places, USUAL)
         self._rows = self._round()
-        kept = [*self._rows.inputs[: self._of_units], *(held for _, part in self._kept() for held in part.held)]
-        size = sum(map(_bytes, kept))
+        _, kept, _ = self._rows.structured_outputs
+        size = sum(map(_bytes, [*self._rows.inputs[: self._of_units], *tf.nest.flatten(kept)]))
         self.places = places_in_memory(self.places, room, -(-size // self.at_once))
         whole = (self.at_once, self.at_once * group_cap)
         every = (tensor for operation in self._rows.graph.get_operations() for tensor in operation.outputs)
@@ -138,15 +139,6 @@ class InRows:
 
         return self._traced(both, self._signature())
 
-    @property
-    def _of_units(self) -> int:
-        """Return the number of inputs of a round that hold units."""
-        return len(tf.nest.flatten(self._probe)) + 1
-
-    def _kept(self) -> list[tuple[Variable, Part]]:
-        """Return the parts whose weighted sum is computed after all rounds."""
-        return [(own, part) for own, part in self._parts if not part.holds_gradients]
-
     def _values(self) -> list[Tensor]:
         return [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
 
@@ -168,154 +160,123 @@ class InRows:
         values = [tf.TensorSpec(each.shape, each.dtype) for each in self.model.trainable_variables]
         return self._traced(self._held, [*self._signature()[:-1], values])
 
-    def _held(self, x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, values: list[Tensor]) -> list[Tensor]:
-        """Return the held tensors of each part, and the squared norms, shape (P,)."""
+    def _held(
+        self, x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, values: list[Tensor]
+    ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
+        """Return gradients that are held, the held tensors of other parts, and the squared norms, shape (P,)."""
         variables = self.model.trainable_variables
         with chained_sums():
             with keras.StatelessScope([*zip(variables, values, strict=True), *seeded(self.model, seeds)]):
                 losses = losses_of(self.model, self._loss, x, y)
             total = tf.reduce_sum(losses * tf.cast(tf.reshape(shares, [-1]), losses.dtype))
-            inputs = tf.nest.flatten((x, y, shares))
-            placed = {id(tensor): Rows(0, tensor.shape[0] // self.at_once) for tensor in inputs}
-            gradients = zip(variables, self._gradients(total, values, placed), strict=True)
-            self._parts = [(variable, part_of(own)) for variable, own in gradients if own]
-            self.kernels = {variable.path: part.kernel for variable, part in self._parts}
-            squares = tf.add_n([part.squared_norms() for _, part in self._parts])
-            return [*(tensor for _, part in self._parts for tensor in part.held), squares]
+            parts = self._parts(total, values, tf.nest.flatten((x, y, shares)))
+            self._whole = {number: part for number, part in parts.items() if part.holds_gradients}
+            self._kept = {number: part for number, part in parts.items() if not part.holds_gradients}
+            self.kernels = {variables[number].path: part.kernel for number, part in parts.items()}
+            squares = tf.add_n([part.squares for part in parts.values()])
+            gradients = [part.held[0] for part in self._whole.values()]
+            return gradients, [list(part.held) for part in self._kept.values()], squares
 
-    def _gradients(self, total: Tensor, values: list[Tensor], placed: Mapping[int, Rows]) -> list[list[Gradient]]:
-        """Return the gradients of units with respect to each variable, by each of its uses.
+    def _parts(self, total: Tensor, values: list[Tensor], inputs: list[Tensor]) -> dict[int, Part]:
+        """Return the form of the gradients of units with respect to each variable that is used, by its number.
 
         Args:
             total: sum of the losses.
             values: of the variables.
-            placed: labels of the inputs of units.
+            inputs: of units, in the same graph.
         """
+        placed = {id(tensor): Rows(0, tensor.shape[0] // self.at_once) for tensor in inputs}
 
         def labels_of(tensors: list[Tensor]) -> list[Label]:
             return labels(total.graph, self.at_once, placed, tensors)
 
         uses = uses_of(total, values)
-        self._each(uses, Use.refuse_unknown)
         outputs = [use.output for own in uses for use in own]
-        names = [output.name for output in outputs]
-        deltas = dict(zip(names, tf.gradients(total, outputs), strict=True))
-        label_of = dict(zip(names, labels_of(outputs), strict=True))
+        found = zip(tf.gradients(total, outputs), labels_of(outputs), strict=True)
+        of_output = dict(zip((output.name for output in outputs), found, strict=True))
 
-        def gradient(use: Use) -> Gradient | None:
-            delta, label = deltas[use.output.name], label_of[use.output.name]
-            if delta is None:
-                return None
-            delta = tf.convert_to_tensor(delta)
-            if label is None and use.operation.type in COPIES:
-                (label,) = labels_of([delta])  # of units by what meets the copies
-            if not isinstance(label, Rows):
-                raise NotCapturable(f"changed by {use.operation.type} before it meets an example")
-            return UseByUnits(use, delta, label.axis, label.inner, self.at_once).gradient()
+        def gradients(own: list[Use]) -> Iterator[Gradient]:
+            for use in own:
+                use.refuse_unknown()  # also if the loss depends on another output of the operation alone
+                operation, place, views = use.operation, use.place, use.views
+                delta, label = of_output[use.output.name]
+                if delta is None:
+                    continue
+                delta = tf.convert_to_tensor(delta)
+                if label is None and operation.type in COPIES:
+                    (label,) = labels_of([delta])  # of units by what meets the copies
+                if not isinstance(label, Rows):
+                    raise NotCapturable(f"changed by {operation.type} before it meets an example")
+                yield UseByUnits(operation, place, views, delta, label.axis, label.inner, self.at_once).gradient()
 
-        return [[each for each in own if each is not None] for own in self._each(uses, gradient)]
-
-    def _each(self, uses: list[list[Use]], computed: Callable[[Use], T]) -> list[list[T]]:
-        """Return a result for each use; an error names the variable."""
-        found: list[list[T]] = []
-        for variable, own in zip(self.model.trainable_variables, uses, strict=True):
+        parts: dict[int, Part] = {}
+        for number, own in enumerate(uses):
             try:
-                found.append([computed(use) for use in own])
+                if counted := list(gradients(own)):
+                    parts[number] = part_of(counted)
             except NotCapturable as error:
-                raise NotCapturable(f"weight {variable.path!r} is {error}") from error
-        return found
+                raise NotCapturable(f"weight {self.model.trainable_variables[number].path!r} is {error}") from error
+        return parts
 
     def _sums(
         self, x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, bound: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         """Return the sum for each variable, and counts.
 
+        Gradients are added up in double precision, a round at a time. Other tensors are kept: their weighted sum for
+        all rounds is one product of matrices.
+
         Args:
             x, y, shares, seeds, bound: of each round.
         """
-        real = tf.reduce_any(shares > 0, axis=2)
-        with chained_sums():
-            totals, held, squares = self._looped(x, y, shares, seeds, bound, real, self._values())
-            found = clip(squares, tf.reshape(real, [-1]), tf.reshape(bound, [-1]))
-            summed = (variable for variable, part in self._parts if part.holds_gradients)
-            sums = {id(variable): total for variable, total in zip(summed, totals, strict=True)}
-            for variable, part in self._kept():
-                mine, held = held[: len(part.held)], held[len(part.held) :]
-                sums[id(variable)] = part.weighted_sum(mine, found.factors)
-            variables = self.model.trainable_variables
-            in_order = [sums.get(id(each), tf.zeros(each.shape, each.dtype)) for each in variables]
-            return in_order, found.clipped, found.non_finite
+        count, values, real = tf.shape(shares)[0], self._values(), tf.reduce_any(shares > 0, axis=2)
 
-    def _looped(
-        self, x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, bound: Tensor, real: Tensor, values: list[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Return sums of held gradients, held tensors of other parts, and squared norms of the units of all rounds.
-
-        Gradients are added up in double precision, a round at a time. Other tensors are kept: their weighted sum for
-        all rounds is one product of matrices.
-        """
-        count = tf.shape(shares)[0]
-        gradients = [variable for variable, part in self._parts if part.holds_gradients]
-
-        def array(like: Tensor) -> tf.TensorArray:
+        def array(like: tf.TensorSpec) -> tf.TensorArray:
             return tf.TensorArray(like.dtype, count, element_shape=like.shape)
 
         def step(
-            number: Tensor, totals: list[Tensor], arrays: list[tf.TensorArray], squares: tf.TensorArray
-        ) -> tuple[Tensor, list[Tensor], list[tf.TensorArray], tf.TensorArray]:
+            number: Tensor, totals: list[Tensor], arrays: list[object]
+        ) -> tuple[Tensor, list[Tensor], list[object]]:
             given = tf.nest.map_structure(lambda every: every[number], (x, y, shares, seeds))
-            *held, own = self._rows(*given, values)
-            found = clip(own, real[number], bound[number])
-            new: list[Tensor] = []
-            kept: list[Tensor] = []
-            for _, part in self._parts:
-                mine, held = held[: len(part.held)], held[len(part.held) :]
-                if part.holds_gradients:
-                    new.append(part.weighted_sum(mine, found.factors))
-                else:
-                    kept += mine
+            gradients, *kept = self._rows(*given, values)
+            factors, *_ = clip(kept[-1], real[number], bound[number])
+            pairs = zip(self._whole.values(), gradients, strict=True)
+            new = [part.weighted_sum([own], factors) for part, own in pairs]
             return (
                 number + 1,
                 [total + tf.cast(each, tf.float64) for total, each in zip(totals, new, strict=True)],
-                [array.write(number, each) for array, each in zip(arrays, kept, strict=True)],
-                squares.write(number, own),
+                tf.nest.map_structure(lambda array, each: array.write(number, each), arrays, kept),
             )
 
-        start = (
-            tf.constant(0),
-            [tf.zeros(own.shape, tf.float64) for own in gradients],
-            [array(tensor) for _, part in self._kept() for tensor in part.held],
-            array(tf.TensorSpec([self.at_once], tf.float64)),
-        )
-        _, totals, arrays, squares = tf.while_loop(
-            lambda number, *_: number < count, step, start, parallel_iterations=PARALLEL
-        )
-        return totals, [array.concat() for array in arrays], squares.concat()
+        with chained_sums():
+            _, *kept = self._rows.structured_outputs
+            variables = self.model.trainable_variables
+            totals = [tf.zeros(variables[place].shape, tf.float64) for place in self._whole]
+            start = (tf.constant(0), totals, tf.nest.map_structure(array, kept))
+            _, totals, arrays = tf.while_loop(
+                lambda number, *_: number < count, step, start, parallel_iterations=PARALLEL
+            )
+            held, squares = tf.nest.map_structure(lambda array: array.concat(), arrays)
+            factors, *counts = clip(squares, tf.reshape(real, [-1]), tf.reshape(bound, [-1]))
+            sums = dict(zip(self._whole, totals, strict=True))
+            pairs = zip(self._kept.items(), held, strict=True)
+            sums |= {place: part.weighted_sum(own, factors) for (place, part), own in pairs}
+            in_order = [sums.get(place, tf.zeros(own.shape, own.dtype)) for place, own in enumerate(variables)]
+            return in_order, *counts
 
 
 def _bytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * tf.as_dtype(tensor.dtype).size
 
 
-class Clip(NamedTuple):
-    """Factors of units, and counts.
+def clip(squares: Tensor, real: Tensor, bound: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the factors that clip gradients of U units, shape (U,), double, and the counts of `Sums`.
 
-    Attributes:
-        factors: min(1, bound/‖gradient‖), shape (U,), double; 0 for non-finite units and empty places.
-        clipped, non_finite: as in `Sums`.
-    """
-
-    factors: Tensor
-    clipped: Tensor
-    non_finite: Tensor
-
-
-def clip(squares: Tensor, real: Tensor, bound: Tensor) -> Clip:
-    """Return the factors that clip gradients of U units.
+    A factor is min(1, bound/‖gradient‖), and 0 for non-finite units and empty places.
 
     Args:
         squares: upper bounds of squared norms, shape (U,), double.
-        real: shape (U,), False for an empty place, which gets factor 0.
+        real: shape (U,), False for an empty place.
         bound: above 0, of shape (U,), or one for all; double.
     """
     finite = tf.math.is_finite(squares)
@@ -324,4 +285,4 @@ def clip(squares: Tensor, real: Tensor, bound: Tensor) -> Clip:
     factors = tf.where(finite & real, bound / tf.maximum(norms, bound), tf.zeros_like(norms))
     factors = tf.where(factors < SMALLEST_FACTOR, tf.zeros_like(factors), factors)
     clipped = tf.math.count_nonzero(finite & real & (norms > bound))
-    return Clip(factors, clipped, tf.math.count_nonzero(real & ~finite))
+    return factors, clipped, tf.math.count_nonzero(real & ~finite)

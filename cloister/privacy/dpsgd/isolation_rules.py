@@ -3,7 +3,8 @@
 A rule reads an operation's type, attributes, static shapes and the labels of its inputs (`labels`). A type without a
 rule is refused as soon as an input depends on a unit.
 
-Rules describe the computation of an operation. They have these premises:
+Rules describe the computation of an operation. One that only moves entries is executed on the numbers of units. Rules
+have these premises:
 
     Kernels   in a call of fixed shape, a kernel computes each row from this row alone (tested on each platform)
     Shapes    a static shape is true; a wrong `set_shape` in a model is not detected

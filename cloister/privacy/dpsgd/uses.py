@@ -14,7 +14,8 @@ none. What is held is proved to be of one unit alone by `isolation`, on the grap
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from string import ascii_letters
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from cloister.privacy.dpsgd.forms import Origins, Part, PerUnit, Table, back, of_positions, product
+from cloister.privacy.dpsgd.forms import Origins, Part, back, of_positions, product, table, whole
 from cloister.privacy.dpsgd.isolation_rules import StaticValues, executed
 from cloister.privacy.dpsgd.tracing import NotCapturable
 from cloister.utils.arrays import Tensor
@@ -39,6 +40,7 @@ ELEMENTWISE = (
     "Sub",
 )
 """Operations that broadcast their inputs and combine them entry by entry."""
+TRANSPOSED, DEPTHWISE = "Conv2DBackpropInput", "DepthwiseConv2dNative"
 FEW_CHANNELS = 3
 """Most channels of a picture whose patches a convolution copies faster than a gather."""
 SMALL_PATCH = 100
@@ -57,7 +59,7 @@ class Use:
 
     operation: tf.Operation
     place: int
-    views: tuple[tf.Operation, ...] = ()
+    views: tuple[tf.Operation, ...]
 
     @property
     def output(self) -> Tensor:
@@ -137,17 +139,12 @@ def _differentiable(total: Tensor) -> set[str]:
     needed, todo = set[str](), [total.op]
     while todo:
         operation = todo.pop()
-        if operation.name not in needed and _has_gradient(operation):
-            needed.add(operation.name)
-            todo += [tensor.op for tensor in operation.inputs]
+        with suppress(LookupError):  # of a type without a registered gradient, which `tf.gradients` refuses
+            if operation.name in needed or (operation.inputs and ops.get_gradient_function(operation) is None):
+                continue
+        needed.add(operation.name)
+        todo += [tensor.op for tensor in operation.inputs]
     return needed
-
-
-def _has_gradient(operation: tf.Operation) -> bool:
-    try:
-        return not operation.inputs or ops.get_gradient_function(operation) is not None
-    except LookupError:
-        return True
 
 
 class Gradient(NamedTuple):
@@ -182,17 +179,15 @@ class Gradient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class UseByUnits:
+class UseByUnits(Use):
     """A use with its delta, by units.
 
     Attributes:
-        use: of a variable.
         delta: the gradient of the summed losses with respect to its output.
         axis, inner: entry j of this axis of the output is of unit (j // inner) % U.
         units: U of the call.
     """
 
-    use: Use
     delta: Tensor
     axis: int
     inner: int
@@ -204,7 +199,7 @@ class UseByUnits:
         Raises:
             NotCapturable: there is no form for them.
         """
-        return FORMS[self.use.operation.type](self)
+        return FORMS[self.operation.type](self)
 
     def by_unit(self, tensor: Tensor, axis: int | None = None) -> Tensor:
         """Return a tensor whose units are along an axis, by default that of the output, as (U, T, *other axes)."""
@@ -225,15 +220,14 @@ class UseByUnits:
         A letter of the variable is of numbers in, if the other factor has it too, else of numbers out. All other
         letters are of positions.
         """
-        *terms, made = _letters(self.use.operation)
-        own, other = terms[self.use.place], terms[1 - self.use.place]
-        factor, unit = self.use.operation.inputs[1 - self.use.place], made[self.axis]
+        *terms, made = _letters(self.operation)
+        own, other = terms[self.place], terms[1 - self.place]
+        factor, unit = self.operation.inputs[1 - self.place], made[self.axis]
         if unit in own or unit not in other or any(len(set(term)) < len(term) for term in (own, other, made)):
             raise NotCapturable("used in a product of another kind than of numbers in and numbers out")
-        sizes = dict(zip(own + other + made, [*self.use.given.shape, *factor.shape, *self.delta.shape], strict=True))
+        sizes = dict(zip(own + other + made, [*self.given.shape, *factor.shape, *self.delta.shape], strict=True))
         is_repeated = any(
-            [sizes[letter] for letter in term] != tensor.shape
-            for term, tensor in ((own, self.use.given), (other, factor))
+            [sizes[letter] for letter in term] != tensor.shape for term, tensor in ((own, self.given), (other, factor))
         )
         if is_repeated or set(other) - set(own + made) or set(own) - set(other + made):
             raise NotCapturable("repeated or added up in a product")
@@ -242,7 +236,7 @@ class UseByUnits:
         if set(own) & set(other) & set(made):  # such as a matrix for each head
             front = "".join(each for each in ascii_letters if each not in own + other + made)[:2]
             whole = tf.einsum(f"{front}{of_inputs},{front}{of_deltas}->{front[0]}{own}", inputs, deltas)
-            return Gradient(None, whole, self.use.origins())
+            return Gradient(None, whole, self.origins())
         positions = [letter for letter in of_deltas if letter in of_inputs]
         ins, outs = ([letter for letter in term if letter in own] for term in (of_inputs, of_deltas))
 
@@ -251,12 +245,12 @@ class UseByUnits:
             moved = tensor if order == sorted(order) else tf.transpose(tensor, [0, 1, *order])
             return tf.reshape(moved, [self.units, -1, math.prod(sizes[letter] for letter in numbers)])
 
-        origins = self.use.origins([own.index(letter) for letter in ins + outs])
+        origins = self.origins([own.index(letter) for letter in ins + outs])
         return Gradient(flat(inputs, of_inputs, ins), flat(deltas, of_deltas, outs), origins)
 
     def copied(self) -> Gradient:
         """Return the gradients with respect to a copy of the variable for each row of the operation's output."""
-        operation, given, made = self.use.operation, self.use.given, self.delta
+        operation, given, made = self.operation, self.given, self.delta
         if operation.type == "BiasAdd" and operation.get_attr("data_format") != b"NHWC":
             raise NotCapturable("added to channels in front of positions")
         shape = [1] * (made.shape.rank - given.shape.rank) + list(given.shape)
@@ -272,24 +266,24 @@ class UseByUnits:
         else:
             kind = "AddV2" if operation.type == "BiasAdd" else operation.type
             names = [each.name for each in operation.op_def.input_arg] if kind == operation.type else ["x", "y"]
-            inputs = [copy if place == self.use.place else each for place, each in enumerate(operation.inputs)]
+            inputs = [copy if place == self.place else each for place, each in enumerate(operation.inputs)]
             again = getattr(tf.raw_ops, kind)(**dict(zip(names, inputs, strict=True)))
         (rows,) = tf.gradients(again, copy, grad_ys=self.delta)
         if rows is None:
             raise NotCapturable(f"used by {operation.type} without a gradient")
-        return Gradient(None, tf.reduce_sum(self.by_unit(rows), axis=1), self.use.origins())
+        return Gradient(None, tf.reduce_sum(self.by_unit(rows), axis=1), self.origins())
 
     def chosen(self) -> Gradient:
         """Return the gradients of a table from which each unit chooses rows."""
-        table, indices, axis = self.use.operation.inputs
-        if self.use.place or self.use.operation.get_attr("batch_dims"):
+        table, indices, axis = self.operation.inputs
+        if self.place or self.operation.get_attr("batch_dims"):
             raise NotCapturable("looked up separately for each example, or the indices of a choice")
         if tf.get_static_value(axis) != 0 or self.axis >= indices.shape.rank:
             raise NotCapturable("looked up along an axis that is not the first, or not known")
         units, numbers = self.units, math.prod(table.shape[1:])
         flat = tf.reshape(self.by_unit(tf.cast(indices, tf.int32)), [units, -1])
         deltas = tf.reshape(self.by_unit(self.delta), [units, -1, numbers])
-        return Gradient(flat, deltas, self.use.origins(), table.shape[0])
+        return Gradient(flat, deltas, self.origins(), table.shape[0])
 
 
 def _letters(operation: tf.Operation) -> list[str]:
@@ -311,56 +305,36 @@ def _letters(operation: tf.Operation) -> list[str]:
 # Convolutions --------------------------------------------------------------------------------------------------------
 
 
-def _window(used: UseByUnits) -> tuple[str, list[int], list[int], list[int]]:
-    """Return padding, and the lengths, strides and dilations of the kernel."""
-    operation = used.use.operation
+def _convolved(used: UseByUnits) -> Gradient:
+    """Return the gradients of a convolution: a product at each position of its output, with a patch of its input.
+
+    In a transposed convolution inputs and deltas change places. In a depthwise one the product is of each channel.
+    """
+    operation, shape, units = used.operation, used.given.shape, used.units
+    is_transposed, is_depthwise = operation.type == TRANSPOSED, operation.type == DEPTHWISE
+    positions, covered = (operation.inputs[2], used.delta) if is_transposed else (used.delta, operation.inputs[0])
     padding, layout = (operation.get_attr(name).decode() for name in ("padding", "data_format"))
     if layout != "NHWC" or padding not in ("SAME", "VALID") or used.axis != 0:
         raise NotCapturable("used by a convolution with explicit padding, or with another order of axes")
-    strides, dilations = (list(operation.get_attr(name))[1:3] for name in ("strides", "dilations"))
-    return padding, list(used.use.given.shape[:2]), strides, dilations
-
-
-def _positions(used: UseByUnits, tensor: Tensor) -> Tensor:
-    return tf.reshape(used.by_unit(tensor), [used.units, -1, tensor.shape[-1]])
-
-
-def _convolved(used: UseByUnits) -> Gradient:
-    """Return the gradients of a convolution: a product at each position of its output, with a patch of its input."""
-    inputs, shape = used.use.operation.inputs[0], used.use.given.shape
-    if used.use.place != 1 or inputs.shape[-1] != shape[2]:
+    if used.place != 1 or covered.shape[-1] != shape[2]:
         raise NotCapturable("used by a convolution in groups, or as its input")
-    covered = patches(inputs, used.delta.shape, *_window(used))
-    return Gradient(_positions(used, covered), _positions(used, used.delta), used.use.origins())
-
-
-def _transposed(used: UseByUnits) -> Gradient:
-    """Return the gradients of a transposed convolution, in which inputs and deltas change places."""
-    inputs, shape = used.use.operation.inputs[2], used.use.given.shape
-    if used.use.place != 1 or used.delta.shape[-1] != shape[2]:
-        raise NotCapturable("used by a transposed convolution in groups, or as its input")
-    covered = patches(used.delta, inputs.shape, *_window(used))
-    return Gradient(_positions(used, covered), _positions(used, inputs), used.use.origins())
-
-
-def _depthwise(used: UseByUnits) -> Gradient:
-    """Return the gradients of a depthwise convolution: a product for each channel."""
-    if used.use.place != 1:
-        raise NotCapturable("used by a convolution as its input")
-    shape, units = used.use.given.shape, used.units
-    covered = _positions(used, patches(used.use.operation.inputs[0], used.delta.shape, *_window(used)))
-    apart = tf.reshape(covered, [units, covered.shape[1], shape[0] * shape[1], shape[2], 1])
-    deltas = tf.reshape(_positions(used, used.delta), [units, covered.shape[1], 1, *shape[2:]])
-    return Gradient(None, tf.reduce_sum(apart * deltas, axis=1), used.use.origins())
+    strides, dilations = (list(operation.get_attr(name))[1:3] for name in ("strides", "dilations"))
+    covered = patches(covered, positions.shape, padding, list(shape[:2]), strides, dilations)
+    inputs, deltas = (
+        tf.reshape(used.by_unit(tensor), [units, -1, tensor.shape[-1]]) for tensor in (covered, positions)
+    )
+    if not is_depthwise:
+        return Gradient(inputs, deltas, used.origins())
+    apart = tf.reshape(inputs, [units, -1, math.prod(shape[:2]), shape[2], 1])
+    product_of_each = apart * tf.reshape(deltas, [units, -1, 1, *shape[2:]])
+    return Gradient(None, tf.reduce_sum(product_of_each, axis=1), used.origins())
 
 
 FORMS: dict[str, Callable[[UseByUnits], Gradient]] = {
     **dict.fromkeys(CONTRACTIONS, UseByUnits.contracted),
     **dict.fromkeys((*COPIES, *ELEMENTWISE), UseByUnits.copied),
     GATHER: UseByUnits.chosen,
-    "Conv2D": _convolved,
-    "Conv2DBackpropInput": _transposed,
-    "DepthwiseConv2dNative": _depthwise,
+    **dict.fromkeys(("Conv2D", TRANSPOSED, DEPTHWISE), _convolved),
 }
 """Gradients of units by the type of the operation that takes the variable."""
 
@@ -409,8 +383,7 @@ def part_of(gradients: Sequence[Gradient]) -> Part:
     if all(each.continues(first) for each in gradients):
         pairs = ([each.inputs for each in gradients], [each.deltas for each in gradients])
         inputs, deltas = (same[0] if len(same) == 1 else tf.concat(same, axis=1) for same in pairs)
-        part = Table(inputs, deltas, first.size) if first.size else of_positions(inputs, deltas)
-        part.origins = first.origins
-        return part
+        part = table(inputs, deltas, first.size) if first.size else of_positions(inputs, deltas)
+        return replace(part, origins=first.origins)
     total, *rest = (each.whole() for each in gradients)
-    return PerUnit(sum(rest, total))
+    return whole(sum(rest, total))

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from cloister.privacy.dpsgd import noise
-from cloister.privacy.dpsgd.forms import Gram, OuterProduct, PerUnit, of_positions
+from cloister.privacy.dpsgd.forms import of_positions, outer, pairs, whole
 from cloister.privacy.dpsgd.in_rows import clip
 from cloister.privacy.dpsgd.noise import overstatement
 
@@ -38,7 +38,7 @@ class Kind:
 
 
 def one_by_one(_, deltas):
-    return PerUnit(tf.reduce_sum(tf.reshape(deltas, [UNITS, -1, *deltas.shape[1:]]), axis=1))
+    return whole(tf.reduce_sum(tf.reshape(deltas, [UNITS, -1, *deltas.shape[1:]]), axis=1))
 
 
 def by_positions(kind):
@@ -49,9 +49,9 @@ def by_positions(kind):
 
 
 KINDS = {
-    "outer": Kind((1, 7), (1, 5), by_positions(OuterProduct)),
-    "gram": Kind((4, 7), (4, 5), by_positions(Gram)),
-    "gram of groups": Kind((2, 7), (2, 5), by_positions(Gram), each=3),
+    "outer": Kind((1, 7), (1, 5), by_positions(outer)),
+    "gram": Kind((4, 7), (4, 5), by_positions(pairs)),
+    "gram of groups": Kind((2, 7), (2, 5), by_positions(pairs), each=3),
     "dense one by one": Kind((4, 3), (4, 3), by_positions(of_positions)),
     "dense of groups": Kind((3,), (3,), by_positions(of_positions), each=3),
     "one by one": Kind((), (4, 6), one_by_one),
@@ -117,8 +117,8 @@ def compiled(name):
 
     def sums(inputs, deltas, bound):
         part = kind.part(inputs, deltas)
-        clips = [clip(part.squared_norms(), real, bound) for real in present]
-        return [part.weighted_sum(part.held, own.factors) for own in clips]
+        clips = [clip(part.squares, real, bound) for real in present]
+        return [part.weighted_sum(part.held, factors) for factors, *_ in clips]
 
     return tf.function(sums, input_signature=[*signature, tf.TensorSpec([], tf.float64)], autograph=False)
 

@@ -98,12 +98,8 @@ class TestTheSearchCatches:
         assert search("outer", CASES) > 1.002
 
     def test_examples_that_are_clipped_in_the_place_of_groups(self, monkeypatch):
-        whole = forms.PerUnit.squared_norms
-
-        def one_of_them(self):
-            return whole(self) / 4
-
-        monkeypatch.setattr(forms.PerUnit, "squared_norms", one_of_them)
+        every = forms.squares
+        monkeypatch.setattr(forms, "squares", lambda gradients: every(gradients) / 4)
         assert search("one by one in groups", CASES) > 1.1
 
 

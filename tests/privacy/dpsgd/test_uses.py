@@ -138,6 +138,7 @@ def within_a_loop(x, w):
 
 IN_TURN = {
     "changed before it is used": (own(scaled_to_one, (4, 3)), "mine/own0"),
+    "the second part alone": (own(lambda x, w: x @ tf.split(w, 2)[1], (8, 3)), "mine/own0' is used by Split"),
     "added to itself": (own(added_to_itself, (4,)), "mine/own0"),
     "within a loop": (
         own(within_a_loop, (4, 4)),
@@ -149,7 +150,7 @@ IN_TURN = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(IN_TURN, ["a gradient of its own"]))
+@pytest.mark.parametrize("name", mostly_slow(IN_TURN, ["a gradient of its own", "the second part alone"]))
 def test_a_use_without_a_form_is_computed_in_turn_and_named(name):
     build, says = IN_TURN[name]
     model = perturbed(build())
