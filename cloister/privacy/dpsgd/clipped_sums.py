@@ -182,7 +182,12 @@ class ClippedSums:
         """
         check_clipping_norm(clipping_norm)
         x, y, count = as_probed(x, y, self._probe)
-        units = self._units(count, groups, shares)
+        if groups is None and self._cap > 1:
+            raise ConfigError(f"groups must be given where group_cap is {self._cap}")
+        for name, given in (("groups", groups), ("shares", shares)):
+            if given is not None and len(given) != count:
+                raise ConfigError(f"{name} must have the length of x and y, {count}; got {len(given)}")
+        units = Members(np.arange(count) if groups is None else groups)
         own = np.ones(len(units)) if shares is None else np.fmax(np.fmin(units.means(shares), 1.0), SMALLEST_SHARE)
         bounds = clipping_norm / (1 + self.engine.overstatement) * own
         calls = [(numbers, self.engine.seeds(self.draws)) for numbers in self._calls(len(units))]
@@ -201,14 +206,6 @@ class ClippedSums:
 
     def _nothing(self) -> list[NDArray]:
         return [np.zeros(array.shape, array.dtype) for array in self._like]
-
-    def _units(self, count: int, groups: NDArray | None, shares: NDArray | None = None) -> Members:
-        if groups is None and self._cap > 1:
-            raise ConfigError(f"groups must be given where group_cap is {self._cap}")
-        for name, given in (("groups", groups), ("shares", shares)):
-            if given is not None and len(given) != count:
-                raise ConfigError(f"{name} must have the length of x and y, {count}; got {len(given)}")
-        return Members(np.arange(count) if groups is None else groups)
 
     def _calls(self, count: int) -> Iterator[NDArray[np.intp]]:
         """Yield the unit at each place of each call with units; other calls would add zero.
@@ -240,13 +237,11 @@ class ClippedSums:
         unit: an example of zeros could raise an exception that the units do not raise.
         """
         drawn = np.flatnonzero(numbers != EMPTY)
-        if self.engine.in_fixed_places:
-            placed, own = np.where(numbers == EMPTY, numbers[drawn[0]], numbers), seeds
-            table, mask = units.table(placed, self._cap)
-            mask[numbers == EMPTY] = False
-        else:
-            placed, own = numbers[drawn], seeds[drawn]
-            table, mask = units.table(placed, self._cap)
+        placed, own = np.where(numbers == EMPTY, numbers[drawn[0]], numbers), seeds
+        table, mask = units.table(placed, self._cap)
+        mask[numbers == EMPTY] = False
+        if not self.engine.in_fixed_places:
+            placed, own, table, mask = placed[drawn], own[drawn], table[drawn], mask[drawn]
         try:
             given = take(x, table.ravel()), take(y, table.ravel())
             yield self.engine(Call(*given, mask, bounds[placed], own, taken))

@@ -186,17 +186,14 @@ def _chained(
 
 def with_functions(graph: tf.Graph) -> Iterator[tf.Graph]:
     """Yield the graph of a traced function, and of each function that it calls, once."""
-    return _walk(graph, set())
-
-
-def _walk(graph: tf.Graph, seen: set[str]) -> Iterator[tf.Graph]:
-    yield graph
-    for operation in graph.get_operations():
-        for attribute in operation.node_def.attr.values():
-            for function in (attribute.func, *attribute.list.func):
-                if function.name and function.name not in seen:
-                    seen.add(function.name)
-                    yield from _walk(graph._get_function(function.name).graph, seen)
+    todo, seen = [graph], set[str]()
+    while todo:
+        own = todo.pop()
+        yield own
+        attributes = (each for operation in own.get_operations() for each in operation.node_def.attr.values())
+        called = {function.name for each in attributes for function in (each.func, *each.list.func)} - seen - {""}
+        seen |= called
+        todo += [own._get_function(name).graph for name in sorted(called)]
 
 
 def refuse_effects(graph: tf.Graph, model: Network) -> None:
@@ -222,28 +219,28 @@ def refuse_effects(graph: tf.Graph, model: Network) -> None:
                 "tf.function and custom gradients over weights out of its layer"
             )
     for operation in (one for own in with_functions(graph) for one in own.get_operations()):
-        kind, results = operation.type, {id(output) for output in operation.graph.outputs}
-        if kind == "AssignVariableOp":
-            raise UnsupportedModel(f"{layer_in(operation.name, model, 'the model')} may change a variable {LEARNT}")
+        kind, results, reason = operation.type, {id(output) for output in operation.graph.outputs}, ""
         # A replaced sum is in the graph without being used.
         is_used = any(output.consumers() or id(output) in results for output in operation.outputs)
-        if kind == "AddN" and len(operation.inputs) > 2 and is_used:
-            raise UnsupportedModel(
-                f"{layer_in(operation.name, model, 'the model')} adds {len(operation.inputs)} terms by a function that "
-                "was traced before, in an order that timing decides; leave tf.function out of its layers, or add "
-                "terms with +"
+        if kind == "AssignVariableOp":
+            reason = f"may change a variable {LEARNT}"
+        elif kind == "AddN" and len(operation.inputs) > 2 and is_used:
+            reason = (
+                f"adds {len(operation.inputs)} terms by a function that was traced before, in an order that timing "
+                "decides; leave tf.function out of its layers, or add terms with +"
             )
-        if kind in UNORDERED:
-            raise UnsupportedModel(
-                f"{layer_in(operation.name, model, 'the model')} uses the gradient {kind}, which TensorFlow adds up in "
-                "another order each time; "
-                "crop images before they reach a trained layer"
+        elif kind in UNORDERED:
+            reason = (
+                f"uses the gradient {kind}, which TensorFlow adds up in another order each time; crop images before "
+                "they reach a trained layer"
             )
-        if may_keep(operation):
-            raise UnsupportedModel(
-                f"{layer_in(operation.name, model, 'the model')} uses {kind}, which could keep something of an "
-                "example; use operations without a state, and random numbers of a keras.random.SeedGenerator"
+        elif may_keep(operation):
+            reason = (
+                f"uses {kind}, which could keep something of an example; use operations without a state, and random "
+                "numbers of a keras.random.SeedGenerator"
             )
+        if reason:
+            raise UnsupportedModel(f"{layer_in(operation.name, model, 'the model')} {reason}")
 
 
 def may_keep(operation: tf.Operation) -> bool:

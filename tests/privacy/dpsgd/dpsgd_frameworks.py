@@ -177,7 +177,7 @@ def coupled(
 ) -> list[Any]:
     """The sums of a batch with and without a unit: the others keep their places and their random numbers."""
     sums, own, bounds = [], step._clipped_sums, np.broadcast_to(bound / (1 + step.overstatement), len(x))
-    units = own._units(len(y), None)
+    units = Members(np.arange(len(y)))
     for left in (None, leaving):
         step.reseed(seed)
         total = own._nothing()
