@@ -80,7 +80,8 @@ class TestExactly:
 
         assert failures([[Gaussian(2.0)], [Gaussian(2.0, poisson(0.1))], [Pure(0.5)], [Gaussian(0.0)]], check) == []
 
-    def test_up_to_how_many_different_releases_there_are_loss_distributions(self):
+    def test_up_to_how_many_different_releases_there_are_loss_distributions(self, monkeypatch):
+        monkeypatch.setattr(Account, "_loss_step", lambda _: LOSS_STEP)
         most = Account(Gaussian(1.0 + number, poisson(0.1)) for number in range(MAX_CURVES))
         assert most.has_pld and not most.plus(Pure(0.1)).has_pld
         assert not most.plus(Gaussian(99.0, poisson(0.1))).has_pld and most.plus(Gaussian(1.0, poisson(0.1))).has_pld

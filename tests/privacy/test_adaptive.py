@@ -69,12 +69,13 @@ def test_it_finds_the_quantile_of_the_norms():
 
     def check(start, silent, quantile):
         true, asked = 0.5 + quantile, CLIENTS + silent
-        bounds = followed(AdaptiveClip(start, quantile=quantile), NORMS, 1000, size=asked)
+        # Of 400 rounds 180 take the farthest start to the goal: 0.2·0.1/2 of a logarithm of 6 each.
+        bounds = followed(AdaptiveClip(start, quantile=quantile), NORMS, 400, size=asked)
         tolerance = 6 * wander(quantile, asked, slope=true * CLIENTS / asked) + 1 / CLIENTS / true
         assert tolerance < 0.13
         assert np.abs(np.log(bounds[-200:] / true)).max() < tolerance
 
-    cases = [(*first, last) for first, last in product([(0.1, CLIENTS), (10.0, 0)], [0.1, 0.25, 0.5, 0.75, 0.9])]
+    cases = [(0.1, CLIENTS, 0.1), (0.1, CLIENTS, 0.5), (10.0, 0, 0.25), (10.0, 0, 0.9)]
     assert failures(cases, check) == []
 
 
@@ -129,7 +130,7 @@ def test_over_whole_rounds_it_converges_and_flowers_runs_away(start):
         flower.FedAvg(min_available_nodes=1, fraction_evaluate=0.0), 0.5, 20, initial_clipping_norm=start
     )
     np.random.seed(0)
-    rounds(ours, models, sent, 60)
+    rounds(ours, models, sent, 30)
     rounds(theirs, models, sent, 15)
     assert 0.75 < ours.mechanism.clip.bound < 1.33
     assert theirs.clipping_norm < start / 2 if start < 1 else theirs.clipping_norm > 2 * start
@@ -176,13 +177,13 @@ def test_the_noise_on_the_bits(quantile):
     """Read from the bound, as an adversary would."""
     clip, noise = AdaptiveClip(1.0, bits_multiplier=3.0, quantile=quantile), GaussianNoise(5)
     cohort, samples = with_norms([0.5, 2, 3]), []
-    for _ in range(8000):
+    for _ in range(2000):
         following = clip.followed(cohort, 1000, noise)
         samples.append(-1000 * math.log(following.bound) / clip.rate - (1 - 3 * quantile))
     sample, std = np.array(samples), 3.0 * quantile
-    assert std_is(sample, std, tolerance=0.05) and is_normal(sample, std)
-    assert not std_is(sample, std * 2 / 3, tolerance=0.05)
-    assert not std_is(sample, std * 3 / 2, tolerance=0.05)
+    assert std_is(sample, std, tolerance=0.1) and is_normal(sample, std)
+    assert not std_is(sample, std * 2 / 3, tolerance=0.1)
+    assert not std_is(sample, std * 3 / 2, tolerance=0.1)
 
 
 UNFIT = {
@@ -206,7 +207,7 @@ def test_one_client_moves_the_bits_by_what_their_noise_is_for():
 
     def check(quantile):
         rng, moved = np.random.default_rng(0), set()
-        for _ in range(50):
+        for _ in range(12):
             others = [{"kernel": row.astype(np.float32)} for row in rng.standard_normal((int(rng.integers(1, 8)), 3))]
             models = [{"kernel": (rng.standard_normal(3) * 10.0 ** rng.integers(-3, 4)).astype(np.float32)}, *others]
             (bits, _), (fewer, _) = silent_round(models, None, quantile), silent_round(models, 0, quantile)
@@ -229,7 +230,7 @@ def test_sum_and_bits_are_one_release_of_the_joint_multiplier():
     """In units of their noise, one client moves the pair (sum, bits) by at most 1/z_joint, a far one by all of it."""
     z, z_b, rng, farthest = 2.0, 3.0, np.random.default_rng(1), 0.0
     joint = AdaptiveClip(1.0, bits_multiplier=z_b).joint_multiplier(z)
-    for scale in [0.1, 0.5, 1.0, 10.0, 1e3] * 10:
+    for scale in [0.1, 0.5, 1.0, 10.0, 1e3] * 4:
         models = [{"kernel": (scale * row).astype(np.float32)} for row in rng.standard_normal((4, 3))]
         (bits, total), (fewer, rest) = silent_round(models), silent_round(models, absent=0)
         moved = math.hypot(np.linalg.norm(total - rest) / (z * 1.0), (bits - fewer) / (z_b / 2))

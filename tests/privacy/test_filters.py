@@ -14,6 +14,7 @@ from dp_accounting.pld import pld_privacy_accountant
 from scipy import stats
 from support import failures
 
+from cloister.privacy.accounting import account as accounts_of
 from cloister.privacy.accounting.account import FINE, Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted
@@ -394,12 +395,14 @@ class TestDrawsThatFillAllPlaces:
     def test_a_delta_that_has_no_room_for_them_is_never_reached(self):
         assert Account().plus(self.STEP, 1000).epsilon(1000 * OVERFLOW) == math.inf
 
-    def test_epsilon_is_that_of_truncated_draws_by_dp_accounting(self):
+    def test_epsilon_is_that_of_truncated_draws_by_dp_accounting(self, monkeypatch):
         """Its draws leave out units that find no place, which needs the number of all units."""
+        monkeypatch.setattr(accounts_of, "LOSS_STEP", 1e-3)
         batch, units, steps = 64, 6400, 1000
         room = places_of(batch)
         event = dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(units, batch / units, room, 1.0)
-        theirs = pld_privacy_accountant.PLDAccountant().compose(event, steps).get_epsilon(1e-5)
+        accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=1e-3)
+        theirs = accountant.compose(event, steps).get_epsilon(1e-5)
         assert Account().plus(self.STEP, steps).epsilon(1e-5, "pld") == pytest.approx(theirs, rel=1e-6)
 
     def test_a_budget_has_room_for_a_thousandth_of_delta_of_them(self, tmp_path):

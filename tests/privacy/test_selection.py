@@ -61,7 +61,7 @@ def test_the_unit_of_a_group_counts_the_mean_of_each():
 
 @pytest.mark.parametrize("kind", ["client", "example"])
 def test_nothing_to_judge_by_is_a_uniform_choice(kind):
-    assert follows(draws_of(PrivateChoice(EPSILON, LIMIT, kind), [np.zeros(0)] * 5), [0.2] * 5)
+    assert follows(draws_of(PrivateChoice(EPSILON, LIMIT, kind), [np.zeros(0)] * 5, 1000), [0.2] * 5)
 
 
 def test_a_coin_of_bias_exp_minus_gamma():
@@ -169,14 +169,14 @@ class SumForAMean(PrivateChoice):
 
 def test_a_twin_that_bounds_too_little_is_caught():
     def check(twin):
-        assert worst_ratio(twin(EPSILON, LIMIT)) > EPSILON * (1 + 1e-12)
+        assert worst_ratio(twin(EPSILON, LIMIT), cases=50) > EPSILON * (1 + 1e-12)
 
     assert failures([HalfTheScale, Unbounded, SumForAMean], check) == []
 
 
 def test_and_so_is_its_law():
     def check(twin):
-        assert not follows(draws_of(twin(EPSILON, LIMIT), LOSSES), law(MEANS))
+        assert not follows(draws_of(twin(EPSILON, LIMIT), LOSSES, 1000), law(MEANS))
 
     assert failures([HalfTheScale, Unbounded, SumForAMean], check) == []
 
