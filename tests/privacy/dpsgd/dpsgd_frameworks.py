@@ -69,16 +69,12 @@ def stepping(framework: str, own: list[np.ndarray], kind: Any = None, **options:
         import keras
 
         model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(CLASSES, "softmax")])
-        model.set_weights(own)
         step = kind(model, optimizer=keras.optimizers.SGD(1.0), **options)
     else:
         import torch
 
         torch.set_num_threads(1)
         model = torch.nn.Linear(FEATURES, CLASSES)
-        with torch.no_grad():
-            model.weight.copy_(torch.from_numpy(own[0].T.copy()))
-            model.bias.copy_(torch.from_numpy(own[1]))
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         x, y = examples(3)
         options = {"loss": torch_loss, "probe": (x, y), "optimizer": optimizer} | options
@@ -87,8 +83,21 @@ def stepping(framework: str, own: list[np.ndarray], kind: Any = None, **options:
         if framework == "torch in turn":
             _put_in_turn(step)
     step.noise = GaussianNoise(seed=11)
-    step.reseed(0)
+    begin(framework, step, own)
     return step
+
+
+def begin(framework: str, step: Any, own: list[np.ndarray]) -> None:
+    """Give a step these weights, and the draws that it began with."""
+    if framework == "keras":
+        step.model.set_weights(own)
+    else:
+        import torch
+
+        with torch.no_grad():
+            step.module.weight.copy_(torch.from_numpy(own[0].T.copy()))
+            step.module.bias.copy_(torch.from_numpy(own[1]))
+    step.reseed(0)
 
 
 def _put_in_turn(step: Any) -> None:
@@ -134,12 +143,20 @@ def sklearn_model(own: list[np.ndarray]) -> Any:
     return model
 
 
+@cache
+def _summing(framework: str, cap: int) -> Any:
+    """Return a step that every sum of this framework shares: to trace one takes a second."""
+    return stepping(framework, weights(), group_cap=cap)
+
+
 class Summed:
     """The clipped sum of each framework, without noise."""
 
     def __init__(self, framework: str, own: list[np.ndarray], cap: int = 1) -> None:
         self.framework, self.own = framework, own
-        self.step = stepping(framework, own, group_cap=cap) if framework in ("keras", "torch") else None
+        self.step = _summing(framework, cap) if framework in ("keras", "torch") else None
+        if self.step is not None:
+            begin(framework, self.step, own)
 
     def of(self, x: Any, y: Any, bound: float, groups: Any = None, shares: Any = None) -> list[np.ndarray]:
         if self.step is not None:

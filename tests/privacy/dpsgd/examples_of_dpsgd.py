@@ -25,17 +25,18 @@ def gradient_of_one(model: Any, x: np.ndarray, y: np.ndarray, loss: Any = LOSS) 
     return [tf.convert_to_tensor(gradient).numpy().astype(np.float64) for gradient in found]
 
 
+def gradients(model: Any, x: np.ndarray, y: np.ndarray, loss: Any = LOSS) -> list[list[np.ndarray]]:
+    return [gradient_of_one(model, one, label, loss) for one, label in zip(x, y, strict=True)]
+
+
+def clipped_sum(each: list[list[np.ndarray]], bound: float) -> list[np.ndarray]:
+    factors = [bound / max(bound, norm(gradient)) for gradient in each]
+    return [sum(map(np.multiply, factors, same)) for same in zip(*each, strict=True)]
+
+
 def brute_force(model: Any, x: np.ndarray, y: np.ndarray, bound: float, loss: Any = LOSS) -> list[np.ndarray]:
-    total = [np.zeros(variable.shape) for variable in model.trainable_variables]
-    for one, label in zip(x, y, strict=True):
-        gradient = gradient_of_one(model, one, label, loss)
-        factor = min(1.0, bound / norm(gradient))
-        total = [old + factor * new for old, new in zip(total, gradient, strict=True)]
-    return total
-
-
-def norms(model: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return np.array([norm(gradient_of_one(model, one, label)) for one, label in zip(x, y, strict=True)])
+    nothing = [np.zeros(variable.shape) for variable in model.trainable_variables]
+    return clipped_sum([nothing, *gradients(model, x, y, loss)], bound)
 
 
 def dp_sgd(model: Any, **options: Any) -> DpSgd:

@@ -11,15 +11,16 @@ from examples_of_dpsgd import (
     batch,
     brute_force,
     causal,
+    clipped_sum,
     dp_sgd,
     embedding,
     functional,
     gradient_of_one,
+    gradients,
     group_norm,
     head,
     in_double_precision,
     norm,
-    norms,
     perturbed,
     relative_error,
     sequence,
@@ -63,10 +64,11 @@ def mri(side=128):
 def assert_equal_to_brute_force(model, size=8, **options):
     """With a bound that some gradients are within and some are not."""
     x, y = batch(model, size)
-    bound = float(np.median(norms(model, x, y)))
+    each = gradients(model, x, y)
+    bound = float(np.median([norm(gradient) for gradient in each]))
     step = dp_sgd(model, **options)
     found = step.clipped_sum(x, y, bound)
-    assert relative_error(found.sums, brute_force(model, x, y, bound)) < TOLERANCE
+    assert relative_error(found.sums, clipped_sum(each, bound)) < TOLERANCE
     assert 0 < found.clipped < found.examples == size and found.non_finite == 0
     return step
 
@@ -84,7 +86,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODELS, ["sequence", "odd_convolutions", "causal", "depthwise"]))
+@pytest.mark.parametrize("name", mostly_slow(MODELS, ["odd_convolutions", "depthwise"]))
 def test_equal_to_brute_force(name):
     step = assert_equal_to_brute_force(smooth(perturbed(MODELS[name]())), size=7)
     assert step.method == "rows"

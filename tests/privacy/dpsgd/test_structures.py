@@ -52,15 +52,15 @@ def by_brute_force(model, x, y, count):
     return total
 
 
-@pytest.mark.parametrize("structure, in_turn", [(dict, False), (tuple, False), (dict, True)])
-def test_the_sum_is_that_of_one_example_at_a_time(structure, in_turn, monkeypatch):
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_the_sum_is_that_of_one_example_at_a_time(in_turn, monkeypatch):
     if in_turn:
         take_in_turn(monkeypatch)
-    model = model_of(structure)
-    step = dp_sgd(model, loss=loss, probe=examples(structure, 3))
-    found = step.clipped_sum(*examples(structure, 7, seed=1), BOUND)
+    model = model_of(dict)
+    step = dp_sgd(model, loss=loss, probe=examples(dict, 3))
+    found = step.clipped_sum(*examples(dict, 7, seed=1), BOUND)
     assert step.method == ("in turn" if in_turn else "rows")
-    assert relative_error(found.sums, by_brute_force(model, *examples(structure, 7, seed=1), 7)) < 8e-4
+    assert relative_error(found.sums, by_brute_force(model, *examples(dict, 7, seed=1), 7)) < 8e-4
     assert 0 < found.clipped < 7
 
 
@@ -81,7 +81,8 @@ def test_lists_and_tuples_of_arrays_are_alike():
     for probed in (list, tuple):
         step = dp_sgd(model_of(tuple), loss=loss, probe=(probed(some), labels))
         for given in (list, tuple):
-            assert step.clipped_sum(given(x), given(y), BOUND).non_finite == 0
+            found = step.clipped_sum(given(x), given(y), BOUND)
+            assert relative_error(found.sums, by_brute_force(step.model, x, y, 5)) < 8e-4
 
 
 def test_other_arrays_than_those_of_numpy_are_taken():
