@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from cloister.privacy.accounting import accountants
+from cloister.privacy.accounting import account, accountants
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -20,6 +20,16 @@ def quick_runs() -> Iterator[None]:
         # Each server parses the same text of 1,797 digits, and solves the same equation for ε.
         patch.setattr(datasets, "load_digits", _digits)
         patch.setattr(accountants, "gaussian_epsilon", functools.cache(accountants.gaussian_epsilon))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def coarse_accounts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Account in coarser steps, which is sound too: a claim has a loss distribution for each size of client."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.node.get_closest_marker("slow"):
+            patch.setattr(account, "LOSS_STEPS", 2000)
+            patch.setattr(account, "FINE", account.COARSE)
         yield
 
 

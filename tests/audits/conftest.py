@@ -5,7 +5,7 @@ from itertools import count
 from random import Random
 
 import pytest
-from quick_runs import quick_runs  # noqa: F401
+from quick_runs import coarse_accounts, quick_runs  # noqa: F401
 
 from cloister.audits import scores
 from cloister.privacy.mechanisms.noise import GaussianNoise

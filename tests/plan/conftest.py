@@ -1,3 +1,3 @@
 """Shorten the small federations of these tests."""
 
-from quick_runs import quick_runs  # noqa: F401
+from quick_runs import coarse_accounts, quick_runs  # noqa: F401

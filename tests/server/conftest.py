@@ -1,7 +1,7 @@
 """Shorten what tests of servers do often: small federations, and pages about them."""
 
 import pytest
-from quick_runs import quick_runs  # noqa: F401
+from quick_runs import coarse_accounts, quick_runs  # noqa: F401
 
 from cloister.server.reports.html.figures import Picture
 

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from quick_runs import coarse_accounts, quick_runs  # noqa: F401
 from typer.testing import CliRunner, Result
 
 from cloister.cli import app
