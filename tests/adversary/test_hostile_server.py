@@ -248,7 +248,7 @@ def run(examples, steps, phases=tuple(Phase)):
 
 
 def test_no_sequence_of_messages_learns_more_than_was_charged():
-    run(examples=20, steps=12)
+    run(examples=8, steps=12)
 
 
 @pytest.mark.slow(minutes=1)
