@@ -57,11 +57,28 @@ def _complaints(policy: Policy, request: Request, node: Node) -> Iterator[str]:
     if policy.allowed_fabs and os.environ.get(CHECKED_BUNDLE) not in policy.allowed_fabs:
         yield "allowed-fabs is enforced by `cloister warm-node` alone, and this message did not come through it"
         return
-    yield from _bounds(policy, config)
+    privacy, smallest, largest = config.privacy, policy.min_client_clipping_norm, policy.max_client_clipping_norm
+    if privacy.client.has_delta:
+        yield from _outside(f"privacy.{privacy.client.name}-clipping-norm", privacy.client.bound, smallest, largest)
+    if privacy.client.clips_gradients:
+        # S of every round lies between both norms: it decays from the first and never falls below the second.
+        decays = smallest if privacy.dp_sgd.clipping_decay else 0
+        yield from _outside("privacy.min-clipping-norm", privacy.dp_sgd.min_clipping_norm, decays, largest)
+    if config.task.group:
+        yield from _outside("privacy.group-cap", privacy.dp_sgd.group_cap, 0, policy.max_group_cap)
+    yield from _outside("task.test-fraction", config.task.held_back, 0, policy.max_test_fraction)
+    if privacy.server.hypotheses:
+        yield from _outside("privacy.clusters", privacy.server.hypotheses, 0, policy.max_hypotheses)
+    if privacy.chooses_privately:
+        yield from _outside("privacy.choice-epsilon", privacy.choice_epsilon, 0, policy.max_choice_epsilon)
+        if not (policy.max_choice_epsilon or policy.has_budget):
+            yield (
+                f"privacy.clusters = {privacy.server.hypotheses}: a choice among hypotheses is a release, and no rule "
+                "of this policy limits it; state max-choice-epsilon or a budget in policy.toml"
+            )
     if isinstance(request, TrainRequest | ProtocolRequest):
         yield from about_secure_sums(policy, config.secure_aggregation if config.secure_aggregation.enabled else None)
         # The bound is 0 without clipping for a sum.
-        smallest, largest = policy.min_client_clipping_norm, policy.max_client_clipping_norm
         yield from _outside("clipping-norm", request.bound, smallest if request.bound else 0, largest)
     if isinstance(request, TrainRequest):
         yield from _about_training(policy, request, node)
@@ -146,30 +163,6 @@ def _rows(request: TrainRequest, node: Node) -> float:
     if node.config.has_limit:
         return math.inf  # a limit may refuse the run first; after the charge, app.py checks it
     return len(local_data(request.config.task, node.config, request.seed).train)
-
-
-def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
-    """Yield numbers of the configuration outside the policy's limits."""
-    privacy = config.privacy
-    smallest, largest = policy.min_client_clipping_norm, policy.max_client_clipping_norm
-    if privacy.client.has_delta:
-        yield from _outside(f"privacy.{privacy.client.name}-clipping-norm", privacy.client.bound, smallest, largest)
-    if privacy.client.clips_gradients:
-        # S of every round lies between both norms: it decays from the first and never falls below the second.
-        decays = smallest if privacy.dp_sgd.clipping_decay else 0
-        yield from _outside("privacy.min-clipping-norm", privacy.dp_sgd.min_clipping_norm, decays, largest)
-    if config.task.group:
-        yield from _outside("privacy.group-cap", privacy.dp_sgd.group_cap, 0, policy.max_group_cap)
-    yield from _outside("task.test-fraction", config.task.held_back, 0, policy.max_test_fraction)
-    if privacy.server.hypotheses:
-        yield from _outside("privacy.clusters", privacy.server.hypotheses, 0, policy.max_hypotheses)
-    if privacy.chooses_privately:
-        yield from _outside("privacy.choice-epsilon", privacy.choice_epsilon, 0, policy.max_choice_epsilon)
-        if not (policy.max_choice_epsilon or policy.has_budget):
-            yield (
-                f"privacy.clusters = {privacy.server.hypotheses}: a choice among hypotheses is a release, and no rule "
-                "of this policy limits it; state max-choice-epsilon or a budget in policy.toml"
-            )
 
 
 def _outside(key: str, found: float, minimum: float, maximum: float) -> Iterator[str]:
