@@ -253,7 +253,20 @@ class Gate(HandlerOverride):
         Raises:
             HTTPException: 400, the node announces something else.
         """
-        if why := _why_not(request):
+        why = "it is not one message"
+        if len(request.messages_list) == len(request.message_object_trees) == 1:
+            (announced,), (tree,) = request.messages_list, request.message_object_trees
+            about = announced.metadata
+            wrong = {
+                "it comes in another name": about.src_node_id != request.node.node_id,
+                "it is not to the SuperLink": about.dst_node_id != SUPERLINK_NODE_ID,
+                "it answers no message": not about.reply_to_message_id,
+                "its id is not that of its first object": about.message_id != tree.object_id,
+                "a time is no number": not (math.isfinite(about.created_at) and math.isfinite(about.ttl)),
+                "its content is not in its objects": bool(announced.content.items),
+            }
+            why = "; ".join(each for each, is_wrong in wrong.items() if is_wrong)
+        if why:
             log(WARNING, "refused what node %s sent: %s", request.node.node_id, why)
             raise HTTPException(400, f"this is no reply of the node: {why}")
         answer = self.inner["push_messages"](request=request, state=state)
@@ -283,23 +296,6 @@ class GateKnown(HandlerOverride):
         if request.object_id == GATE:
             return message_pb2.PullObjectResponse(object_found=True, object_available=True)
         return self.inner["pull_object"](request, state, task)
-
-
-def _why_not(request: fleet_pb2.PushMessagesRequest) -> str:
-    """Return why what a node announces is no reply of its own; nothing if it is one."""
-    if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-        return "it is not one message"
-    (message,), (tree,) = request.messages_list, request.message_object_trees
-    about = message.metadata
-    wrong = {
-        "it comes in another name": about.src_node_id != request.node.node_id,
-        "it is not to the SuperLink": about.dst_node_id != SUPERLINK_NODE_ID,
-        "it answers no message": not about.reply_to_message_id,
-        "its id is not that of its first object": about.message_id != tree.object_id,
-        "a time is no number": not (math.isfinite(about.created_at) and math.isfinite(about.ttl)),
-        "its content is not in its objects": bool(message.content.items),
-    }
-    return "; ".join(why for why, is_wrong in wrong.items() if is_wrong)
 
 
 def _is_whole(state: SqlLinkState, names: Iterable[str]) -> bool:
