@@ -198,32 +198,30 @@ class CachedView:
 
     def view(self) -> View:
         """Return the last view, or a new one if that is too old; one thread at a time makes one."""
+        places = self._places
         with self._lock:
-            if self._last is None or self._clock() - self._last[0] >= KEPT:
-                seen = _seen(self._places)
-                self._last = self._clock(), seen
-            return self._last[1]
-
-
-def _seen(places: Places) -> View:
-    now, snapshot = time.time(), look(places)
-    found = {path.resolve().name: path for path in (run_directories(places.runs) if places.runs else [])}
-    # Other directories were not made by a run.
-    named = {name: path for name, path in found.items() if RUN_NAME.fullmatch(name)}
-    runs: dict[str, RunState | None] = {}
-    for name, path in list(named.items())[:LISTED]:
-        try:
-            runs[name] = run_state(path)
-        except ConfigError:
-            runs[name] = None
-    secret = {name for name, state in runs.items() if state is not None and state.hides_progress}
-    for name, state in runs.items():
-        # ε of a shared ledger would reveal the rounds of another running run that must hide them.
-        if state is None or state.state != "running":
-            continue
-        if secret - {name} or (snapshot.hides_progress and not state.hides_progress):
-            runs[name] = state.without_ledger()
-    return View(snapshot, tuple(findings(snapshot, now)), runs, max(len(named) - LISTED, 0), now)
+            if self._last is not None and self._clock() - self._last[0] < KEPT:
+                return self._last[1]
+            now, snapshot = time.time(), look(places)
+            found = {path.resolve().name: path for path in (run_directories(places.runs) if places.runs else [])}
+            # Other directories were not made by a run.
+            named = {name: path for name, path in found.items() if RUN_NAME.fullmatch(name)}
+            runs: dict[str, RunState | None] = {}
+            for name, path in list(named.items())[:LISTED]:
+                try:
+                    runs[name] = run_state(path)
+                except ConfigError:
+                    runs[name] = None
+            secret = {name for name, state in runs.items() if state is not None and state.hides_progress}
+            for name, state in runs.items():
+                # ε of a shared ledger would reveal the rounds of another running run that must hide them.
+                if state is None or state.state != "running":
+                    continue
+                if secret - {name} or (snapshot.hides_progress and not state.hides_progress):
+                    runs[name] = state.without_ledger()
+            seen = View(snapshot, tuple(findings(snapshot, now)), runs, max(len(named) - LISTED, 0), now)
+            self._last = self._clock(), seen
+            return seen
 
 
 def overview(view: View, connection: str, live: bool) -> str:

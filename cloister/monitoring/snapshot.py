@@ -32,7 +32,7 @@ from cloister.privacy.accounting.events import Unaccounted
 from cloister.privacy.accounting.filters import largest_share
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.reports.rundir import LEDGER
-from cloister.server.reports.status import RunState, hides_progress, newest_run, run_directories, run_state
+from cloister.server.reports.status import RunState, hides_progress, run_directories, run_state
 from cloister.utils.errors import CloisterError, ConfigError
 from cloister.utils.text import at_most
 
@@ -110,8 +110,12 @@ def look(places: Places) -> Snapshot:
     closed: list[tuple[str, str]] = []
     secret = False
     with _noted(unreadable):
-        secret = places.runs is not None and any(map(hides_progress, run_directories(places.runs)))
-        run = _run(places.runs)
+        if places.runs is not None:
+            directories = run_directories(places.runs)
+            secret = any(map(hides_progress, directories))
+            if not places.runs.is_dir():
+                raise ConfigError(f"there is no folder {places.runs}")
+            run = run_state(directories[0]) if directories else None
     # Runs share the ledgers beside them without `privacy.ledger-dir`.
     for path in places.ledgers or ([] if places.runs is None else sorted((places.runs / "ledgers").glob("*.jsonl"))):
         with _noted(unreadable):
@@ -142,23 +146,6 @@ def _noted(unreadable: list[str]) -> Iterator[None]:
         unreadable.append(str(error))
     except OSError as error:
         unreadable.append(f"{error.filename}: {error.strerror}")
-
-
-def _run(runs: Path | None) -> RunState | None:
-    """Return the newest run; None for a folder without runs.
-
-    Raises:
-        ConfigError: the folder is absent, or the newest run has invalid contents.
-    """
-    if runs is None:
-        return None
-    if not runs.is_dir():
-        raise ConfigError(f"there is no folder {runs}")
-    try:
-        newest = newest_run(runs)
-    except ConfigError:
-        return None
-    return run_state(newest)
 
 
 def _spent(ledger: Ledger) -> dict[tuple[str, str], float]:

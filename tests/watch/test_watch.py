@@ -356,7 +356,7 @@ def test_the_check_for_monitors(tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, "living_nodes", lambda connection: OFFLINE)
     assert checked() == (1, "warning: site-offline: lyon is offline since 2026-01-01T10:00:00Z\n")
     monkeypatch.setattr(snapshots, "run_state", lambda path: replace(QUIET, state="dead"))
-    monkeypatch.setattr(snapshots, "newest_run", lambda path: path)
+    monkeypatch.setattr(snapshots, "run_directories", lambda path: [path])
     code, said = checked()
     assert code == 2 and said.startswith("critical: run-dead: run /runs/a, round 3 of 10")
 
