@@ -204,35 +204,32 @@ def read(task: Task, data: Path) -> Scored:
     Raises:
         DataError: the data has another format, does not fit the task, or has no usable example.
     """
-    try:
-        return _read(task, data)
-    except DataError as error:
-        raise error.of("") from None
-
-
-def _read(task: Task, data: Path) -> Scored:
     is_archive = data.suffix.lower() == ".npz"
     has_format = type(task).read is not Task.read or type(task).rows is not Task.rows
-    if not data.is_dir() and not data.is_file():
-        raise DataError(f"no file or folder at {data}")
-    if set(task.input_shapes) != {""} and (data.is_dir() or not (is_archive or has_format)):
-        raise DataError(f"{data}: a task of several inputs reads .npz files, with an array x_NAME for each")
-    if data.is_dir():
-        return _images(task, data)
-    if is_image(data):
-        raise DataError(f"{data} is one image; give the folder that it lies in")
-    if is_archive:
-        return _archive(task, data)
-    if not has_format:
-        return _table(task, data)
-    if (found := task.judged(data)) is not None:
-        labelled = None if found.y is None else task.usable_targets(found.y)
-        return _scored(task, data, found.x, found.y, found.reasons, labelled)
-    examples = read_by(task, data)
-    if examples.faults:
-        # Predictions are numbered like rows.
-        raise DataError(f"{data} has rows that cannot be scored: {'; '.join(examples.faults)}; remove or correct them")
-    return _scored(task, data, examples.x, examples.y)
+    try:
+        if not data.is_dir() and not data.is_file():
+            raise DataError(f"no file or folder at {data}")
+        if set(task.input_shapes) != {""} and (data.is_dir() or not (is_archive or has_format)):
+            raise DataError(f"{data}: a task of several inputs reads .npz files, with an array x_NAME for each")
+        if data.is_dir():
+            return _images(task, data)
+        if is_image(data):
+            raise DataError(f"{data} is one image; give the folder that it lies in")
+        if is_archive:
+            return _archive(task, data)
+        if not has_format:
+            return _table(task, data)
+        if (found := task.judged(data)) is not None:
+            labelled = None if found.y is None else task.usable_targets(found.y)
+            return _scored(task, data, found.x, found.y, found.reasons, labelled)
+        examples = read_by(task, data)
+        if examples.faults:
+            # Predictions are numbered like rows.
+            faults = "; ".join(examples.faults)
+            raise DataError(f"{data} has rows that cannot be scored: {faults}; remove or correct them")
+        return _scored(task, data, examples.x, examples.y)
+    except DataError as error:
+        raise error.of("") from None
 
 
 def _models(folder: Path) -> list[Path]:
