@@ -3,8 +3,7 @@
 import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Protocol
 
 import dp_accounting
@@ -217,21 +216,14 @@ def sampled_curve(
         sampled = dp_accounting.PoissonSampledDpEvent(sampling.probability, gaussian)
     else:
         sampled = dp_accounting.SampledWithoutReplacementDpEvent(sampling.population, sampling.cohort, gaussian)
-    with _absl_silenced():
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns about fractional orders that do not converge and are omitted
+    try:
         accountant.compose(sampled)
+    finally:
+        logger.setLevel(level)
     # The curve has no public accessor; this project pins the version of dp-accounting.
     # A tiny divergence can be underestimated by rounding in its sum of terms, even below 0.
     rounded = ROUNDING / np.minimum(1.0, np.array(orders) - 1)
     return np.minimum(np.maximum(accountant._rdp, 0.0) + rounded, unsampled)
-
-
-@contextmanager
-def _absl_silenced() -> Iterator[None]:
-    """Silence warnings about fractional orders that do not converge and are omitted."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -13,6 +13,7 @@ import base64
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -135,7 +136,16 @@ def verify_anchors(ledger: Ledger, anchors: Iterable[Anchor], key: Path) -> int:
         ConfigError: the key cannot be read.
         LedgerError: an anchor was not signed by the key, or the ledger no longer contains its head.
     """
-    public, heads = _public(key), ledger.heads()
+    content = _bytes(key)
+    public: object = None
+    if b"PRIVATE KEY" in content:
+        public = _private(key).public_key()
+    else:
+        with suppress(ValueError, UnsupportedAlgorithm):
+            public = load_ssh_public_key(content)
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        raise ConfigError(f"--key {key} is no public EC key in OpenSSH format")
+    heads = ledger.heads()
     own = [anchor for anchor in anchors if anchor.key == fingerprint(public)]
     for anchor in own:
         try:
@@ -163,19 +173,6 @@ def _private(path: Path) -> ec.EllipticCurvePrivateKey:
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"--key {path} is no private EC key without a passphrase, in OpenSSH or PEM format")
-    return key
-
-
-def _public(path: Path) -> ec.EllipticCurvePublicKey:
-    content = _bytes(path)
-    if b"PRIVATE KEY" in content:
-        return _private(path).public_key()
-    try:
-        key = load_ssh_public_key(content)
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ConfigError(f"--key {path} is no public EC key in OpenSSH format")
     return key
 
 

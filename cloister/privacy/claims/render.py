@@ -162,8 +162,17 @@ def render(statement: Statement) -> list[str]:
     if statement.released_nothing:
         lines.append(f"  {NOTHING_RELEASED}")
     for figure in claim.figures:
+        about = f"{figure.scope}: against {figure.adversary}; unit {figure.unit}, {figure.relation}"
+        if figure.budget:
+            told = (
+                f"  ε ≤ {_amount(figure)}, {about}; also if later runs were chosen by what earlier ones released "
+                f"(a budget, kept by {figure.filter}); {at_most(100 * (figure.spent or 0.0), 3)} % spent"
+                f"{_condition(figure)}"
+            )
+        else:
+            told = f"  ε = {_amount(figure)}, {about}; by {figure.accountant}{_condition(figure)}{_counts(figure)}"
         how = f"; {statement.rounds} rounds, sampling {statement.sampling}" if figure.scope == RUN else ""
-        lines.append(_render_figure(figure) + how)
+        lines.append(told + how)
     if claim.is_guaranteed and statement.ledger.holds_releases_without_a_guarantee:
         lines.append("  no claim over all runs: the ledger holds releases of earlier runs without a guarantee")
     lines += [f"  {told}"] if (told := uncounted(statement.ledger)) else []
@@ -190,19 +199,6 @@ def uncounted(ledger: LedgerState) -> str:
 
 def _reasons(claim: Claim) -> list[str]:
     return [f"  not a guarantee: {reason}" for reason in claim.reasons]
-
-
-def _render_figure(figure: Figure) -> str:
-    """Return a figure about the server's mechanism as a line of plain text."""
-    about = f"{figure.scope}: against {figure.adversary}; unit {figure.unit}, {figure.relation}"
-    condition, counts = _condition(figure), _counts(figure)
-    if figure.budget:
-        return (
-            f"  ε ≤ {_amount(figure)}, {about}; "
-            "also if later runs were chosen by what earlier ones released "
-            f"(a budget, kept by {figure.filter}); {at_most(100 * (figure.spent or 0.0), 3)} % spent{condition}"
-        )
-    return f"  ε = {_amount(figure)}, {about}; by {figure.accountant}{condition}{counts}"
 
 
 def _amount(figure: Figure) -> str:

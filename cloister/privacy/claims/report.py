@@ -4,17 +4,17 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from cloister.privacy.accounting.account import by_accountant
 from cloister.privacy.accounting.events import Unaccounted
 from cloister.privacy.accounting.filters import largest_share
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.privacy.accounting.vocabulary import Relation, Unit
+from cloister.privacy.accounting.vocabulary import Relation
 from cloister.privacy.claims.premises import UNCHOSEN, condition
 from cloister.utils import check
 from cloister.utils.files import JsonTable
@@ -37,34 +37,12 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
     """
     check.one_of(("add-or-remove", "replace-one"), relation=relation)
     check.inner(delta=delta)
-    console = Console()
-    console.print(_table(ledger))
-    amounts = _amounts(ledger, delta, relation)  # type: ignore[arg-type]
-    others = [f"data at the same place has a ledger under another name: {name}" for name in ledger.others]
-    budgets = []
-    for each in ledger.budgets:
-        limit = f"ε = {at_most(each.epsilon, 6)} at δ = {at_most(each.delta)}" if each.epsilon else "none"
-        budgets.append(
-            f"budget from {_date(each.time)}, run {each.run}, unit {each.unit}: {limit}, kept by {each.filter}"
-        )
-    numbers = _numbered(ledger)
     found = Counter(
         (entry.unit, entry.event.reason) for entry in ledger.entries if isinstance(entry.event, Unaccounted)
     )
-    reasons = [
-        f"no guarantee ({numbers[reason]}), unit {unit}, {counted(count, 'release')}: {reason}"
-        for (unit, reason), count in found.items()
-    ]
-    for line in (*reasons, *budgets, *others, *amounts):
-        # Whole at any width: reasons are for reading, and lines for searching.
-        console.print(escape(line), soft_wrap=True)
-
-
-def _table(ledger: Ledger) -> Table:
-    """Return a table without frames, with reasons by their numbers, for terminals of 80 columns."""
-    numbers = _numbered(ledger)
-    # A run of Flower is a number, and does not wrap; names from users may be long.
-    runs = max((len(entry.run) for entry in ledger.entries), default=0)
+    # Reasons why releases have no guarantee are told below the table, and by their numbers in it.
+    numbers = {reason: number for number, reason in enumerate(dict.fromkeys(reason for _, reason in found), start=1)}
+    console = Console()
     rows = (
         (
             _date(entry.time),
@@ -80,14 +58,25 @@ def _table(ledger: Ledger) -> Table:
         for entry in ledger.entries
     )
     columns = ("opened", "round", "unit", "run", "mechanism", "event", "handed on")
-    whole = (0, 1, 2, 6, *([3] if runs <= RUN_WIDTH else []))
-    return table(columns, rows, escape(str(ledger.path)), whole=whole, box=None)
-
-
-def _numbered(ledger: Ledger) -> dict[str, int]:
-    """Number the reasons why releases have no guarantee."""
-    reasons = (entry.event.reason for entry in ledger.entries if isinstance(entry.event, Unaccounted))
-    return {reason: number for number, reason in enumerate(dict.fromkeys(reasons), start=1)}
+    # For terminals of 80 columns. A run of Flower is a number, and does not wrap; names from users may be long.
+    is_long = any(len(entry.run) > RUN_WIDTH for entry in ledger.entries)
+    whole = (0, 1, 2, *([] if is_long else [3]), 6)
+    console.print(table(columns, rows, escape(str(ledger.path)), whole=whole, box=None))
+    amounts = _amounts(ledger, delta, relation)  # type: ignore[arg-type]
+    others = [f"data at the same place has a ledger under another name: {name}" for name in ledger.others]
+    budgets = []
+    for each in ledger.budgets:
+        limit = f"ε = {at_most(each.epsilon, 6)} at δ = {at_most(each.delta)}" if each.epsilon else "none"
+        budgets.append(
+            f"budget from {_date(each.time)}, run {each.run}, unit {each.unit}: {limit}, kept by {each.filter}"
+        )
+    reasons = [
+        f"no guarantee ({numbers[reason]}), unit {unit}, {counted(count, 'release')}: {reason}"
+        for (unit, reason), count in found.items()
+    ]
+    for line in (*reasons, *budgets, *others, *amounts):
+        # Whole at any width: reasons are for reading, and lines for searching.
+        console.print(escape(line), soft_wrap=True)
 
 
 def _amounts(ledger: Ledger, delta: float, relation: Relation) -> list[str]:
@@ -105,24 +94,16 @@ def _amounts(ledger: Ledger, delta: float, relation: Relation) -> list[str]:
         else:
             figures = "; ".join(f"ε = {at_most(epsilon)} by {name}" for name, epsilon in found.items())
             lines.append(f"{unit}, {relation}, δ = {at_most(delta)}: {figures}; {condition([UNCHOSEN])}")
-        lines += _of_the_budget(ledger, unit, relation)
+        last = next((budget for budget in reversed(ledger.budgets) if budget.unit == unit), None)
+        if last is None or not last.epsilon:
+            continue
+        spent = partial(ledger.spent, unit, relation=relation)
+        share = largest_share(last.filter, spent, last.epsilon, last.delta)
+        told = f"{at_most(last.epsilon, 6)} at δ = {at_most(last.delta)}"
+        chosen = f"also if later runs were chosen by what earlier ones released; {at_most(100 * share, 3)} % spent"
+        over = f"{unit}, {relation}: more is spent than the budget of ε = {told}"
+        lines.append(over if share > 1 else f"{unit}, {relation}: ε ≤ {told}, {chosen}")
     return lines
-
-
-def _of_the_budget(ledger: Ledger, unit: Unit, relation: Relation) -> list[str]:
-    """Return the spent share of the budget in force; no line without a budget."""
-    last = next((budget for budget in reversed(ledger.budgets) if budget.unit == unit), None)
-    if last is None or not last.epsilon:
-        return []
-    share = largest_share(last.filter, lambda each: ledger.spent(unit, each, relation), last.epsilon, last.delta)
-    told = f"{at_most(last.epsilon, 6)} at δ = {at_most(last.delta)}"
-    if share > 1:
-        return [f"{unit}, {relation}: more is spent than the budget of ε = {told}"]
-    return [
-        f"{unit}, {relation}: ε ≤ {told}, "
-        "also if later runs were chosen by what earlier ones released; "
-        f"{at_most(100 * share, 3)} % spent"
-    ]
 
 
 def _date(seconds: float) -> str:
