@@ -195,7 +195,12 @@ def _kind(cells: Sequence[str]) -> tuple[str, str]:
             return "", "left out: another whole number in every row, such as the number of a patient"
         words = _words(counted)
         notes = [_told(words)] if words else []
-        notes += [f"{code:g} recurs far from all other numbers" for code in _codes(numbers)]
+        counts = Counter(numbers)
+        ordered = sorted(counts)
+        # An end of the column may be a code: it recurs, far from the others by half their range.
+        for end, *others in (ordered, ordered[::-1]):
+            if others and counts[end] > 2 and 2 * abs(end - others[0]) > abs(others[-1] - others[0]) > 0:
+                notes.append(f"{end:g} recurs far from all other numbers")
         if notes:
             notes.append("if that means a missing value, state it in task.py: missing=('...',)")
         low, high = rounded(min(numbers), max(numbers))
@@ -239,15 +244,6 @@ def _target(name: str, cells: Sequence[str]) -> tuple[Mapping[str, tuple[str, ..
         )
     note = f"{_listed(words)} are classes beside numbers; take them out of CLASSES if they are none"
     return {texts[text]: (texts[text],) for text in ordered}, None, note if words and numbers else ""
-
-
-def _codes(numbers: Sequence[float]) -> Iterator[float]:
-    """Yield the ends of a column that may be codes: they recur, far from the others by half their range."""
-    counts = Counter(numbers)
-    ordered = sorted(counts)
-    for end, *others in (ordered, ordered[::-1]):
-        if others and counts[end] > 2 and 2 * abs(end - others[0]) > abs(others[-1] - others[0]) > 0:
-            yield end
 
 
 def _words(cells: Sequence[str]) -> Counter[str]:
