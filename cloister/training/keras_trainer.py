@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import keras
 import numpy as np
@@ -117,7 +118,10 @@ class KerasTrainer:
             total = tf.constant(0.0)
             for start in tf.range(0, tf.size(order), batch_size):
                 chosen = order[start : start + batch_size]
-                inputs, targets = _taken(x, y, specs, chosen)
+                # Gathering loses the static shape of an example, which layers need.
+                rows = tf.nest.map_structure(partial(tf.gather, indices=chosen), x)
+                inputs = tf.nest.map_structure(lambda spec, each: tf.ensure_shape(each, spec.shape), specs, rows)
+                targets = [tf.gather(each, chosen) for each in y]
                 loss = self._step(inputs, targets, tf.gather(weights, chosen), proximal_mu if proximal else None)
                 # The last minibatch may be smaller: weight losses by batch size.
                 total += loss * tf.cast(tf.size(chosen), tf.float32)
@@ -146,15 +150,6 @@ class KerasTrainer:
                 objective += proximal_mu / 2 * tf.add_n(squares)
         self.optimizer.apply(tape.gradient(objective, variables), variables)
         return loss
-
-
-def _taken(x: Tensor, y: list[Tensor], specs: Tensor, chosen: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the inputs and targets of a minibatch.
-
-    Gathering loses the static shape of an example, which layers need.
-    """
-    inputs = tf.nest.map_structure(lambda spec, each: tf.ensure_shape(tf.gather(each, chosen), spec.shape), specs, x)
-    return inputs, [tf.gather(each, chosen) for each in y]
 
 
 class _Callbacks:
