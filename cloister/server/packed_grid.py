@@ -253,7 +253,13 @@ class PackedGrid(HttpGrid):
             if asked.reply is None or not self._is_fetched(asked.reply):
                 return None
             content = self._read(asked, asked.reply)
-            if self._is_refused_as_packed(asked, content):
+            if (
+                asked.is_packed
+                and asked.node not in self._packs
+                and asked.reply.announced.src_node_id == asked.node
+                and isinstance(content, Error)
+                and content.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            ):  # perhaps its app does not support packed messages
                 self._ask_plainly(asked)
                 return None
             self._note(signed=asked.is_signed or asked.reply.announced.src_node_id == SUPERLINK_NODE_ID)
@@ -269,7 +275,17 @@ class PackedGrid(HttpGrid):
             content = _error(str(error))
         del self._asked[name]
         self._confirm(asked)
-        return self._as_reply(name, asked, content)
+        metadata, announced = copy(asked.message.metadata), asked.reply.announced if asked.reply else None
+        from_superlink = announced is not None and announced.src_node_id == SUPERLINK_NODE_ID
+        metadata.__dict__.update(
+            _message_id=announced.message_id if announced else "",
+            _src_node_id=SUPERLINK_NODE_ID if from_superlink else asked.node,
+            _dst_node_id=SUPERLINK_NODE_ID,
+            _reply_to_message_id=name,  # the id that the round has for the message
+        )
+        if isinstance(content, Error):
+            return make_message(metadata, error=content)
+        return make_message(metadata, content)
 
     def _announced(self, asked: _Asked) -> _Reply | None:
         """Return the announced reply to a message; drop everything else that Flower returns.
@@ -362,17 +378,6 @@ class PackedGrid(HttpGrid):
         asked.is_signed = True
         self._signs.add(asked.node)
 
-    def _is_refused_as_packed(self, asked: _Asked, content: RecordDict | Error) -> bool:
-        """Return whether the reply is the error of an app without support for packed messages."""
-        assert asked.reply is not None
-        return (
-            asked.is_packed
-            and asked.node not in self._packs
-            and asked.reply.announced.src_node_id == asked.node
-            and isinstance(content, Error)
-            and content.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        )
-
     def _ask_plainly(self, asked: _Asked) -> None:
         """Send a node the same message with named arrays.
 
@@ -406,20 +411,6 @@ class PackedGrid(HttpGrid):
             self._runtime_client.ConfirmMessageReceived(confirmed)
         except HTTPStatusError as error:
             logger.log(WARNING, "the SuperLink keeps a reply of node %s: %s", asked.node, error.response.status_code)
-
-    def _as_reply(self, name: str, asked: _Asked, content: RecordDict | Error) -> Message:
-        """Return the reply to a message, under the id that the round has for the message."""
-        metadata = copy(asked.message.metadata)
-        source = asked.reply.announced.src_node_id if asked.reply else asked.node
-        metadata.__dict__.update(
-            _message_id=asked.reply.announced.message_id if asked.reply else "",
-            _src_node_id=source if source == SUPERLINK_NODE_ID else asked.node,
-            _dst_node_id=SUPERLINK_NODE_ID,
-            _reply_to_message_id=name,
-        )
-        if isinstance(content, Error):
-            return make_message(metadata, error=content)
-        return make_message(metadata, content)
 
 
 def _names(tree: message_pb2.ObjectTree) -> list[str]:
