@@ -215,7 +215,16 @@ def read_policy(path: Path) -> Policy:
 
 def render(policy: Policy) -> list[str]:
     """Return the rules of a policy, a line each; `!` begins a remaining risk."""
-    lines = [f"tasks: {', '.join(policy.tasks)}", *_noise(policy)]
+    lines = [f"tasks: {', '.join(policy.tasks)}"]
+    if policy.mechanisms:
+        named = [(name, policy.smallest_noise(name)) for name in policy.mechanisms]
+        words = [f"{name} with {f'at least {at_least(least, 6)}' if least else 'any noise'}" for name, least in named]
+        lines.append("noise: " + ", or ".join(words))
+        whose = "other clients add" if policy.demands_secure_aggregation else "server adds"
+        lines += [f"! this site cannot check the noise that the {whose}"] if policy.believed else []
+    else:
+        seen = "" if policy.demands_secure_aggregation else ": the server sees its models"
+        lines.append(f"! this site takes part in runs without noise{seen}")
     if policy.peers:
         lines.append(f"in secure aggregations {len(policy.peers)} fingerprints of members are pinned")
     if policy.demands_secure_aggregation:
@@ -243,20 +252,6 @@ def render(policy: Policy) -> list[str]:
     lines.append("! scores may leave, without noise" if policy.scores_may_leave else "no scores leave")
     fabs = [f"app bundle {digest}" for digest in policy.allowed_fabs]
     return [*lines, *(fabs or ["! any app bundle may run, also one that ignores this policy"]), *_learnable(policy)]
-
-
-def _noise(policy: Policy) -> list[str]:
-    if not policy.mechanisms:
-        seen = "" if policy.demands_secure_aggregation else ": the server sees its models"
-        return [f"! this site takes part in runs without noise{seen}"]
-    named = [(name, policy.smallest_noise(name)) for name in policy.mechanisms]
-    words = [
-        f"{name} with at least {at_least(minimum, 6)}" if minimum else f"{name} with any noise"
-        for name, minimum in named
-    ]
-    whose = "other clients add" if policy.demands_secure_aggregation else "server adds"
-    believed = [f"! this site cannot check the noise that the {whose}"] if policy.believed else []
-    return ["noise: " + ", or ".join(words), *believed]
 
 
 def _budgets(policy: Policy) -> list[str]:
