@@ -14,7 +14,7 @@ Updates are usually shorter than C, so that the real ratio is larger. A model ma
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -209,7 +209,27 @@ def low_snr_warnings(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[Loc
         sizes: the private steps of each client in a round, where they are known.
     """
     cohort, parameters = plan.cohort(nodes), layout.size // max(1, plan.hypotheses)
-    noises = (*_noise_of_server(plan, layout, cohort), *_noise_of_clients(plan, parameters, cohort, sizes))
+    strategy, client, rounds, noises = plan.strategy, plan.config.privacy.client, plan.config.num_rounds, list[_Noise]()
+    if isinstance(strategy, PrivateStrategy) and isinstance(mechanism := strategy.mechanism, GaussianMechanism):
+        least = mechanism.multiplier * mechanism.scale.factors(mechanism.clip.bound, layout)[0]
+        ratio = least * math.sqrt(layout.size / rounds) / max(1.0, cohort + len(strategy.canaries) / 2)
+        noises.append(_Noise("the server's noise", "privacy.noise-multiplier", mechanism.multiplier, ratio))
+    if client.is_on and (sizes or not client.clips_gradients):
+        z, messages = client.noise_multiplier, max(1.0, cohort) * rounds
+        if plan.config.secure_aggregation.enabled:
+            # The noise of a step is on the sum over all clients, of q·N units each on average.
+            units = max(1.0, cohort) * sum(size.rate * size.examples for size in sizes) / len(sizes)
+            ratio = z * math.sqrt(parameters / rounds) / units
+        elif client.clips_gradients:
+            # √S/(S·b) for the average client in a round: S steps have at most b units each on average.
+            steps = sum(size.count for size in sizes) / len(sizes)
+            units = sum(size.count * min(size.batch_size, size.examples) for size in sizes) / len(sizes)
+            ratio = z * math.sqrt(parameters / messages) * (math.sqrt(steps) / units)
+        elif isinstance(client.noise_on_update, LocalGaussian):
+            ratio = z * math.sqrt(parameters / messages)
+        else:
+            ratio = z / math.sqrt(messages)
+        noises.append(_Noise("the clients' noise", client.noise_key, z, ratio))
     warnings = []
     for noise in noises:
         if noise.ratio > SNR_WARN:
@@ -231,34 +251,3 @@ def low_snr_warnings(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[Loc
             f"sum by it all the same, so that steps are {batch / units:.3g} times too short; use at most {units}"
         )
     return warnings
-
-
-def _noise_of_server(plan: Plan, layout: Layout, cohort: float) -> Iterator[_Noise]:
-    strategy = plan.strategy
-    if not isinstance(strategy, PrivateStrategy) or not isinstance(strategy.mechanism, GaussianMechanism):
-        return
-    mechanism = strategy.mechanism
-    least = mechanism.multiplier * mechanism.scale.factors(mechanism.clip.bound, layout)[0]
-    ratio = least * math.sqrt(layout.size / plan.config.num_rounds) / max(1.0, cohort + len(strategy.canaries) / 2)
-    yield _Noise("the server's noise", "privacy.noise-multiplier", mechanism.multiplier, ratio)
-
-
-def _noise_of_clients(plan: Plan, parameters: int, cohort: float, sizes: Sequence[LocalSteps]) -> Iterator[_Noise]:
-    client = plan.config.privacy.client
-    if not client.is_on or (client.clips_gradients and not sizes):
-        return
-    z, messages = client.noise_multiplier, max(1.0, cohort) * plan.config.num_rounds
-    if plan.config.secure_aggregation.enabled:
-        # The noise of a step is on the sum over all clients, of q·N units each on average.
-        units = max(1.0, cohort) * sum(size.rate * size.examples for size in sizes) / len(sizes)
-        ratio = z * math.sqrt(parameters / plan.config.num_rounds) / units
-    elif client.clips_gradients:
-        # √S/(S·b) for the average client in a round: S steps have at most b units each on average.
-        steps = sum(size.count for size in sizes) / len(sizes)
-        units = sum(size.count * min(size.batch_size, size.examples) for size in sizes) / len(sizes)
-        ratio = z * math.sqrt(parameters / messages) * (math.sqrt(steps) / units)
-    elif isinstance(client.noise_on_update, LocalGaussian):
-        ratio = z * math.sqrt(parameters / messages)
-    else:
-        ratio = z / math.sqrt(messages)
-    yield _Noise("the clients' noise", client.noise_key, z, ratio)

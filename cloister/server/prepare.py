@@ -99,33 +99,24 @@ def initial_model(plan: Plan, model: Model, pretrain: bool = True) -> dict[str, 
             arrays |= {
                 name: array + rng.normal(0, APART, array.shape).astype(array.dtype) for name, array in arrays.items()
             }
-    if pretrain and plan.config.strategy.pretrain_epochs:
-        models = _pretrained(plan, model, models)
-    return stacked(models * copies) if plan.hypotheses else models[0]
-
-
-def _pretrained(plan: Plan, model: Model, models: list[dict[str, NDArray]]) -> list[dict[str, NDArray]]:
-    """Train each model on the server's examples, without privacy.
-
-    Training uses the task's recipe and the options of `client.*` for `strategy.pretrain-epochs` epochs. The learning
-    rate is constant, since a schedule refers to rounds.
-    """
     epochs = plan.config.strategy.pretrain_epochs
-    try:
-        examples = with_validation(plan.task, plan.task.load()).validation
-    except DataError as error:
-        raise DataError(f"strategy.pretrain-epochs = {epochs} needs examples on the server: {error}") from None
-    assert examples is not None
-    recipe = replace(plan.recipe, local_epochs=epochs)
-    trainer, augmentation = TRAINERS.load(model.kind)(model, recipe), Augmentation.of(plan.task, recipe)
-    trained = []
-    for number, arrays in enumerate(models):
-        model.assign(arrays)
-        trainer.fit(examples, TrainingPlan.of(recipe, (plan.seed + number, 0, 0), round=0, augmentation=augmentation))
-        trained.append(model.arrays())
-        if not all(np.isfinite(array).all() for array in trained[-1].values()):
-            raise ConfigError(
-                f"strategy.pretrain-epochs = {epochs} at client.learning-rate = {recipe.learning_rate:g} makes weights "
-                "infinite or NaN; use a smaller rate"
-            )
-    return trained
+    if pretrain and epochs:
+        try:
+            examples = with_validation(plan.task, plan.task.load()).validation
+        except DataError as error:
+            raise DataError(f"strategy.pretrain-epochs = {epochs} needs examples on the server: {error}") from None
+        assert examples is not None
+        # The learning rate is constant, since a schedule refers to rounds.
+        recipe = replace(plan.recipe, local_epochs=epochs)
+        trainer, augmentation = TRAINERS.load(model.kind)(model, recipe), Augmentation.of(plan.task, recipe)
+        for number, arrays in enumerate(models):
+            seeds = plan.seed + number, 0, 0
+            model.assign(arrays)
+            trainer.fit(examples, TrainingPlan.of(recipe, seeds, round=0, augmentation=augmentation))
+            models[number] = model.arrays()
+            if not all(np.isfinite(array).all() for array in models[number].values()):
+                raise ConfigError(
+                    f"strategy.pretrain-epochs = {epochs} at client.learning-rate = {recipe.learning_rate:g} makes "
+                    "weights infinite or NaN; use a smaller rate"
+                )
+    return stacked(models * copies) if plan.hypotheses else models[0]
