@@ -267,7 +267,17 @@ def results_of(sweep: Sweep, cells: Sequence[Cell]) -> Comparison | None:
     missing = len(cells) - len(finished)
     remarks = [f"Of {len(cells)} runs, {missing} have no result."] if missing else []
     if select:
-        remarks.append(_chosen(found, select))
+        best = best_of(found, select)
+        if found.on_clients or found.score != select:
+            remark = f"No cell is chosen: no run has a score {select!r} on the server's own examples."
+        elif best is None:
+            remark = f"No cell is chosen: of each, a run has no final {select}."
+        else:
+            chosen = f"cell {best.name}, {found.labels[best.name]}"
+            remark = f"Chosen by the final {select} on the server's own examples: {chosen}."
+            if tied := ", ".join(group.name for group in _tied(found, select) if group is not best):
+                remark += f" Equally good: {tied}; of these the smallest ε decides, then the order."
+        remarks.append(remark)
     return replace(found, heading="cell", remarks=tuple(remarks))
 
 
@@ -298,19 +308,6 @@ def _tied(comparison: Comparison, select: str) -> list[Group]:
     scored = [(final.mean, group) for final, group in finals if final and final.count == len(group.runs)]
     best = better(select, [mean for mean, _ in scored]) if scored else None
     return [group for mean, group in scored if mean == best]
-
-
-def _chosen(comparison: Comparison, select: str) -> str:
-    best = best_of(comparison, select)
-    if comparison.on_clients or comparison.score != select:
-        return f"No cell is chosen: no run has a score {select!r} on the server's own examples."
-    if best is None:
-        return f"No cell is chosen: of each, a run has no final {select}."
-    chosen = (
-        f"Chosen by the final {select} on the server's own examples: cell {best.name}, {comparison.labels[best.name]}."
-    )
-    tied = ", ".join(group.name for group in _tied(comparison, select) if group is not best)
-    return f"{chosen} Equally good: {tied}; of these the smallest ε decides, then the order." if tied else chosen
 
 
 def write_results(sweep: Sweep, comparison: Comparison, folder: Path) -> None:
