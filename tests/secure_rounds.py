@@ -84,9 +84,9 @@ class Round:
     Every message goes through its bytes, as it would over a network.
     """
 
-    def __init__(self, names, terms, kind=Member, noise=b"", chains=None, roster=None):
+    def __init__(self, names, terms, kind=Member, noise=b"", chains=None):
         self.names, self.terms, self.noise, self.chains = names, terms, noise, chains or {}
-        self.roster, self.send = roster or roster_of(names), sent
+        self.roster, self.send = roster_of(names), sent
         self.members = {n: kind(n, signing_key(n), self.roster, terms) for n in names}
         self.coordinator = Coordinator(self.roster, terms, noise)
 

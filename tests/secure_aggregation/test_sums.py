@@ -1,17 +1,14 @@
 """The unmasked sum is the sum of the survivors' inputs, exactly, whoever drops out when."""
 
-from functools import lru_cache
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from secure_rounds import PHASES, Round, names_of, roster_of, signing_key, sum_of, terms_for, vectors
+from secure_rounds import PHASES, Round, names_of, signing_key, sum_of, terms_for, vectors
 
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.messages import SealedShares
 from cloister.secure_aggregation.primitives import SeedChain, into_ring, out_of_ring, seeds
-from cloister.secure_aggregation.roster import Roster
 from cloister.utils.errors import ProtocolError, RoundAbandoned
 
 
@@ -50,35 +47,20 @@ def test_the_sum_is_exact_for_any_dropouts(schedule):
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schedules(6))
 def test_the_sum_is_exact_for_many_schedules(schedule):
     check(schedule)
 
 
-class Remembering(Roster):
-    """A roster that verifies each signature once for all members: each by itself would take half a minute."""
-
-    def has_signed(self, name, signature, signed):
-        return remembered(self.keys[name], name, signature, signed)
-
-
-@lru_cache(maxsize=1024)
-def remembered(key, name, signature, signed):
-    return Roster({name: key}).has_signed(name, signature, signed)
-
-
 @pytest.mark.slow
 def test_the_sum_is_exact_for_many_members():
-    members = 100
+    members = 40
     names, rng = names_of(members), np.random.default_rng(members)
     terms = terms_for(members, (2 * members) // 3 + 1, members // 20)
     inputs = vectors(names, terms)
-    # One in a hundred, at least, in each phase.
-    gone = dict(zip(rng.permutation(names).tolist(), list(PHASES) * (1 + members // 100)))
-    round_ = Round(names, terms, roster=Remembering(roster_of(names).keys))
-    round_.send = lambda message: message
-    transcript = round_.run(inputs, gone)
+    gone = dict(zip(rng.permutation(names).tolist(), list(PHASES) * 2))
+    transcript = Round(names, terms).run(inputs, gone)
     assert np.array_equal(sum_of(transcript), sum(inputs[name] for name in left(names, gone, "mask")))
 
 
