@@ -16,7 +16,7 @@ from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.reports.html.data import Facts
 from cloister.server.reports.status import run_state
 
-KILLS, SEED = int(os.environ.get("CLOISTER_KILLS", "50")), 0
+KILLS, SEED = int(os.environ.get("CLOISTER_KILLS", "20")), 0
 pytestmark = pytest.mark.slow
 
 
