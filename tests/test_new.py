@@ -20,8 +20,15 @@ KINDS = [
     ("mechanism", "csv", "keras"),
 ]
 TORCH = [("task", source, "torch") for source in ENDINGS]
-LISTS = [pytest.param(KINDS, marks=pytest.mark.slow), pytest.param(TORCH, marks=pytest.mark.torch)]
-OF_EACH = pytest.mark.parametrize("of_each_kind", LISTS, indirect=True, ids=["all", "torch"])
+OTHERS = [kind for kind in KINDS if kind[0] != "task"]
+
+
+def of_each(kinds, torch):
+    """Parameters of the fixture `of_each_kind`."""
+    lists = [pytest.param(kinds, marks=pytest.mark.slow), pytest.param(torch, marks=pytest.mark.torch)]
+    return pytest.mark.parametrize("of_each_kind", lists, indirect=True, ids=["all", "torch"])
+
+
 IN_TURN = """
 import json, os, sys
 from cloister.cli import app
@@ -52,7 +59,7 @@ def installed(folder, kind, source, framework="keras", name="my-thing"):
 @pytest.fixture
 def of_each_kind(tmp_path, request):
     """Packages of several kinds beside each other."""
-    if request.param is TORCH:
+    if request.param[0][-1] == "torch":
         pytest.importorskip("torch")
     return {each: installed(tmp_path, *each, f"my-{'-'.join(each)}") for each in request.param}
 
@@ -76,7 +83,7 @@ def test_every_file_is_complete(tmp_path):
             compile(path.read_text(), path, "exec")
 
 
-@OF_EACH
+@of_each(KINDS, TORCH)
 def test_their_own_tests_pass(tmp_path, of_each_kind):
     """In one process, which imports Keras once."""
     made = of_each_kind.values()
@@ -100,8 +107,9 @@ def test_its_own_tests_pass_where_no_data_is_in_the_package(tmp_path):
     assert re.search(r"^1 failed, 1 skipped", done.stdout, re.MULTILINE), "what is named is not skipped"
 
 
-@OF_EACH
+@of_each([("task", "csv", "keras"), ("task", "npz", "numpy"), ("task", "images", "numpy"), *OTHERS], TORCH[:1])
 def test_the_commands_of_their_readmes_work_and_a_new_task_has_nothing_wrong(tmp_path, of_each_kind):
+    """Of each source, and of each framework. The tests of a package check the task, for all pairs of the two."""
     commands = []
     for (_, source, framework), made in of_each_kind.items():
         blocks = BLOCK.findall((made / "README.md").read_text())
