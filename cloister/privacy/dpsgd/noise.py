@@ -281,8 +281,8 @@ def clipped_products(
     for start in range(0, len(inputs), BLOCK):
         units = slice(start, start + BLOCK)
         with np.errstate(all="ignore"):
-            a, e = (part[units].astype(np.float32).astype(np.float64) for part in (inputs, errors))
-            norms = np.sqrt((np.square(a).sum(axis=1) + 1) * np.square(e).sum(axis=1))
+            a, e = (part[units].astype(np.float32, copy=False).astype(np.float64) for part in (inputs, errors))
+            norms = np.sqrt((np.einsum("ij,ij->i", a, a) + 1) * np.einsum("ij,ij->i", e, e))
             factors = np.where((norms > 0) & (norms < np.inf), np.minimum(1, bounds[units] / norms), 0)
         out = factors == 0  # NaN times 0 would stay
         a[out], e[out] = 0, 0
