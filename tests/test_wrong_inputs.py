@@ -523,7 +523,9 @@ def finished(tmp_path_factory):
 
 def forget_tasks() -> None:
     """No task of another mistake, whose files had the same names."""
-    for cache in (client_data.task_of, client_data.benchmark_of, client_data._parts, client_data._part, trainers._made):
+    for cache in (client_data.task_of, client_data.benchmark_of, client_data._parts, client_data._part):
+        cache.cache_clear()
+    for cache in (trainers._made, trainers._resolved):
         cache.cache_clear()
 
 

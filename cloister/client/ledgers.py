@@ -255,7 +255,7 @@ class InMemoryLedger:
 
     def _counts(self, unit: Unit) -> ConfigRecord:
         name = f"{unit}-releases"
-        if name not in self._state:
+        if not isinstance(self._state.get(name), ConfigRecord):
             self._state[name] = ConfigRecord()
         return config_of(self._state, name)
 

@@ -147,7 +147,7 @@ class RoundLoop:
         to_the_end: continue after silent rounds. With a guarantee, an early end would reveal who replied.
         told: receives a message when the run pauses.
         sites: collects the names of nodes.
-        answered: called after replies to a round's requests arrived. Those to train are aggregated after it.
+        answered: called after each exchange with nodes, also a broken one, and before their training is aggregated.
         attested: counts the mechanisms that nodes state in their replies.
         counted: whether a reply has counted in an earlier round, or before a resume.
 

@@ -44,9 +44,9 @@ class TestARun:
         assert len(facts["coins"]) == len(facts["scores"]) == 60 and set(facts["coins"]) == {0, 1}
         assert facts["drawn"] == "from the operating system's entropy"
 
-    def test_the_claim_is_that_of_a_run_without_them(self, left, tmp_path):
-        alone, said = go(tmp_path, canaries=0)
-        claims = [json.loads((path / "privacy.json").read_text())["claims"] for path in (left[0], alone)]
+    def test_the_claim_is_that_of_a_run_without_them(self, tmp_path):
+        (among, _), (alone, said) = (go(tmp_path / str(canaries), canaries=canaries) for canaries in (60, 0))
+        claims = [json.loads((path / "privacy.json").read_text())["claims"] for path in (among, alone)]
         assert claims[0] == claims[1] and claims[0][0]["epsilon"] > 0
         assert not (alone / "canaries.json").exists() and "canaries" not in said
 

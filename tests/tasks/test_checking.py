@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.client.data import _part, benchmark_of, task_of
-from cloister.client.trainers import _made
+from cloister.client.trainers import _made, _resolved
 from cloister.config.run import TaskConfig, parse
 from cloister.server.prepare import prepare
 from cloister.simulation.checking import _configuration, check_task
@@ -25,10 +25,10 @@ from cloister.utils.errors import ConfigError, DataError
 @pytest.fixture(autouse=True)
 def afresh():
     """Tests exchange methods of a task, of which a process keeps one."""
-    for kept in (task_of, benchmark_of, _part, _made):
+    for kept in (task_of, benchmark_of, _part, _made, _resolved):
         kept.cache_clear()
     yield
-    for kept in (task_of, benchmark_of, _part, _made):
+    for kept in (task_of, benchmark_of, _part, _made, _resolved):
         kept.cache_clear()
 
 

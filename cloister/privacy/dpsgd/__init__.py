@@ -11,7 +11,7 @@
     isolation, isolation_rules
                   proof of the unit on which each tensor of a graph depends, operation by operation
     tracing       losses and seeds of a traced call, and exact execution of graphs without state
-    uses          the uses of each weight in a graph; `forms`: norms and sums of the gradients of units by them
+    uses, forms   the uses of each weight in a graph, and norms and sums of the gradients of units by these uses
     batches       draws of the units of a step, their examples, and their places in a call; without TensorFlow
     local_steps   a client's steps in a round, and their event; without TensorFlow
     noise         the margin below S for roundings, integer rounding of the sum with exact noise, and the noised sum of

@@ -13,6 +13,7 @@ from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
 from cloister.privacy.dpsgd.local_steps import MAX_BATCH
 from cloister.privacy.dpsgd.nested import Examples
 from cloister.privacy.dpsgd.noise import check_clipping_norm, grid_of, noised_sum
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.utils import check
 from cloister.utils.arrays import aligned
@@ -123,11 +124,7 @@ class Descent(ABC):
         bound = self.clipping_norm if clipping_norm is None else clipping_norm
         grid = grid_of(bound, self.noise_multiplier, self._parameters)
         found = self.clipped_sum(x, y, bound, groups, shares)
-        # In new memory for each step: an optimizer may keep a gradient.
-        means = [aligned(array.shape, array.dtype) for array in self._like]
-        flat, out = (tuple(array.reshape(-1) for array in arrays) for arrays in (found.sums, means))
-        noised_sum(flat, grid, self.noise, out, self.batch_size)
-        self._apply(means)
+        self._apply(self._noised_mean(found.sums, grid))
         return StepCounts(found.examples, found.clipped, found.non_finite)
 
     def clipped_sum(
@@ -141,6 +138,13 @@ class Descent(ABC):
         """Return Σ gradient·min(1, c·S/‖gradient‖) over the units, without noise; see `ClippedSums.of`."""
         self._refuse_coarse_precision()
         return self._clipped_sums.of(x, y, clipping_norm, groups, shares)
+
+    def _noised_mean(self, sums: Sequence[NDArray], grid: Grid) -> list[NDArray]:
+        """Return (sums + noise)/B, in new memory for each step: an optimizer may keep a gradient."""
+        means = [aligned(array.shape, array.dtype) for array in self._like]
+        flat, out = (tuple(array.reshape(-1) for array in arrays) for arrays in (sums, means))
+        noised_sum(flat, grid, self.noise, out, self.batch_size)
+        return means
 
     @abstractmethod
     def _apply(self, means: Sequence[NDArray]) -> None:

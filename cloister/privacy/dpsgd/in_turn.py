@@ -49,7 +49,7 @@ def suits_xla(graph: tf.Graph) -> bool:
 
 
 _Unit: TypeAlias = tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]
-"""Of one unit: its bound, the gradients with respect to variables but the wide ones, and inputs and deltas of these."""
+"""Of one unit: its bound, the gradients of variables but the wide ones, then inputs and deltas of the wide ones."""
 _Found: TypeAlias = tuple[list[Tensor], list[tf.TensorArray], list[tf.TensorArray], Tensor, Tensor]
 """Sums in double precision, inputs and scaled deltas of each unit, and the counts of `Sums`."""
 
@@ -97,11 +97,12 @@ class InTurn:
 
         def padded(rows: NDArray, dtype: DTypeLike = np.float64) -> Tensor:
             table = np.zeros((self.places, *rows.shape[1:]), dtype)
-            table[: len(rows)] = cast(rows, dtype)
+            table[: len(rows)] = rows
             return tf.constant(table)
 
         def by_unit(like: NDArray, rows: NDArray) -> Tensor:
-            return padded(rows.reshape(len(mask), self._cap, *rows.shape[1:]), like.dtype)
+            own = cast(rows, like.dtype)
+            return padded(own.reshape(len(mask), self._cap, *rows.shape[1:]), like.dtype)
 
         examples = (tf.nest.map_structure(by_unit, *pair) for pair in zip(self._probe, (x, y), strict=True))
         bounds = np.broadcast_to(bound, len(mask))
@@ -227,4 +228,4 @@ def _is_wide(uses: list[Use]) -> bool:
         return False
     vector, matrix = operation.inputs
     is_turned = operation.get_attr("transpose_a") or operation.get_attr("transpose_b")
-    return not is_turned and vector.shape[0] == 1 and math.prod(matrix.shape) >= WIDE
+    return not is_turned and vector.shape == (1, matrix.shape[0]) and math.prod(matrix.shape) >= WIDE

@@ -42,11 +42,13 @@ FOLDED = {
     *("ExpandDims", "Fill", "FloorDiv", "FloorMod", "GatherV2", "Greater", "GreaterEqual", "Identity"),
     *("InvertPermutation", "Less", "LessEqual", "ListDiff", "Max", "Maximum", "Min", "Minimum", "Mul", "Neg"),
     *("NotEqual", "Pack", "Prod", "Range", "RealDiv", "Reshape", "ReverseV2", "Select", "SelectV2", "Slice"),
-    *("Squeeze", "StridedSlice", "Sub", "Sum", "Tile", "Transpose", "Where"),
+    *("StridedSlice", "Sub", "Sum", "Tile", "Transpose", "Where"),
 }
 """Types that are evaluated during the proof, for sizes and axes."""
 MOST_FOLDED = 1 << 12
 """Largest number of entries of such an evaluated result."""
+MOST_MOVED = 1 << 26
+"""Most entries of a tensor in which the numbers of units are moved: a quarter of a gigabyte."""
 
 
 class StaticValues:
@@ -323,6 +325,8 @@ def _moved(step: Step) -> Sequence[Label]:
         [argument] * (operation.get_attr(argument.number_attr) if argument.number_attr else 1)
         for argument in operation.op_def.input_arg
     )
+    if max(tensor.shape.num_elements() or 0 for tensor in (*operation.inputs, *operation.outputs)) > MOST_MOVED:
+        raise Unproved("moves too many entries to be executed on the numbers of units")
     for place, argument in enumerate(chain.from_iterable(arguments)):
         if argument.type_attr != "T":
             given.append(step.value(place))
@@ -333,7 +337,11 @@ def _moved(step: Step) -> Sequence[Label]:
         if isinstance(label, Rows):
             given[-1] += _numbers(label, shape, step.units)
     inner = agreed(moved).inner
-    return [_along(numbers, step.units, inner) for numbers in executed(operation, given)]
+    try:
+        results = executed(operation, given)
+    except (tf.errors.OpError, ValueError) as error:
+        raise Unproved("could not be executed on the numbers of units") from error
+    return [_along(numbers, step.units, inner) for numbers in results]
 
 
 def _numbers(label: Rows, shape: Sequence[int], units: int) -> NDArray:

@@ -85,7 +85,7 @@ class DpSgd(Descent):
         self._descend = _descent(optimizer, model.trainable_variables)
 
     def _apply(self, means: Sequence[NDArray]) -> None:
-        self._descend(*[tf.experimental.dlpack.from_dlpack(mean.__dlpack__()) for mean in means])  # in their memory
+        self._descend(*[_shared(mean) for mean in means])
 
     def _refuse_coarse_precision(self) -> None:
         refuse_coarse_precision()
@@ -102,6 +102,11 @@ def engine_of(model: Network, loss: Loss, probe: Probe, batch_size: int, group_c
             except Exception as error:  # not isolated, not captured, or not traceable in rows: one unit is traceable
                 why = error
         return InTurn(model, loss, probe, batch_size, group_cap, suits_xla(graph)), why_in_turn(why, model)
+
+
+def _shared(array: NDArray) -> Tensor:
+    """Return a tensor over an array's own memory."""
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def _descent(optimizer: Optimizer, variables: Sequence[Variable]) -> Compiled:

@@ -1,4 +1,4 @@
-"""What a step releases: a sum of bounded sensitivity, the right noise, a public divisor. The contract has its twins."""
+"""What a step releases: a sum of bounded sensitivity, the right noise, a public divisor."""
 
 import subprocess
 import sys

@@ -218,6 +218,7 @@ def cut_out(x):
         *tf.split(x, [1, 3], 1),
         *tf.split(y, 2),
         *tf.unstack(x, axis=-1),
+        tf.concat([x, tf.ones((6, 4)), x], 0),
     )
 
 
@@ -422,6 +423,7 @@ UNPROVED = {
     "pad by whole units": lambda x: tf.pad(x, ((2, 4), (0, 0))),
     "append whole units": lambda x: tf.concat([tf.ones((2, 4)), x, tf.ones((4, 4))], 0),
     "append": lambda x: tf.concat([tf.ones((3, 4)), x], 0),
+    "append other rows and another order": lambda x: tf.concat([x, tf.ones((6, 4)), tf.reverse(x, [0])], 0),
     "stack in another order": lambda x: tf.stack([x[4], x[2], x[0]]),
     "stack unevenly": lambda x: tf.concat([x[:1], x[2:4], x[4:]], 0),
     "a reshape that mixes": lambda x: tf.reshape(x, (4, 6)),

@@ -268,7 +268,7 @@ def test_equal_calls_give_equal_sums():
 
 @pytest.mark.slow
 def test_those_of_sums_in_no_order_do_not(monkeypatch):
-    """Most often the first hundred calls show it."""
+    """In turn, most often the first hundred calls show it."""
     for module in (in_turn, in_rows, checks):
         monkeypatch.setattr(module, "chained_sums", nullcontext)
     monkeypatch.setattr(in_turn, "refuse_effects", lambda *_: None)
