@@ -40,7 +40,7 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
     found = Counter(
         (entry.unit, entry.event.reason) for entry in ledger.entries if isinstance(entry.event, Unaccounted)
     )
-    # Reasons why releases have no guarantee are told below the table, and by their numbers in it.
+    # The table has the number of each reason for no guarantee; the reasons stand below it.
     numbers = {reason: number for number, reason in enumerate(dict.fromkeys(reason for _, reason in found), start=1)}
     console = Console()
     rows = (

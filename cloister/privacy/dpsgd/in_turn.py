@@ -49,7 +49,7 @@ def suits_xla(graph: tf.Graph) -> bool:
 
 
 _Unit: TypeAlias = tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]
-"""Of one unit: its bound, the gradients of variables but the wide ones, then inputs and deltas of the wide ones."""
+"""A unit: its bound, the gradients of variables but the wide ones, then inputs and deltas of the wide ones."""
 _Found: TypeAlias = tuple[list[Tensor], list[tf.TensorArray], list[tf.TensorArray], Tensor, Tensor]
 """Sums in double precision, inputs and scaled deltas of each unit, and the counts of `Sums`."""
 

@@ -1,4 +1,4 @@
-"""What a step releases: a sum of bounded sensitivity, the right noise, a public divisor."""
+"""A step releases a sum of bounded sensitivity, the right noise, a public divisor."""
 
 import subprocess
 import sys

@@ -258,7 +258,7 @@ def equal_calls(model, calls):
 
 @pytest.mark.slow(minutes=1)
 def test_equal_calls_give_equal_sums():
-    """Of what is summed in an order that timing decides, 3 to 9 of 100 differ."""
+    """Three to nine of 100 sums differ if timing decides their order."""
 
     def check(name):
         assert equal_calls(EQUAL[name](), 1000)[1]
