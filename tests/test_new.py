@@ -109,7 +109,7 @@ def test_its_own_tests_pass_where_no_data_is_in_the_package(tmp_path):
 
 @of_each([("task", "csv", "keras"), ("task", "npz", "numpy"), ("task", "images", "numpy"), *OTHERS], TORCH[:1])
 def test_the_commands_of_their_readmes_work_and_a_new_task_has_nothing_wrong(tmp_path, of_each_kind):
-    """Of each source, and of each framework. The tests of a package check the task, for all pairs of the two."""
+    """Each source and each framework occurs once. The tests of a package check the task for all pairs of the two."""
     commands = []
     for (_, source, framework), made in of_each_kind.items():
         blocks = BLOCK.findall((made / "README.md").read_text())

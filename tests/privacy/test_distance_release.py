@@ -51,10 +51,10 @@ def private(inner=None, **options):
 def test_the_noise_on_the_distance():
     strategy = private(distance_multiplier=1.5)
     scale, bounded = strategy.mechanism.scale, clip(cohort_of([zeros()]), 1.0)
-    sample = np.array([scale.noised(0.4, bounded, strategy.noise) for _ in range(10_000)]) - 0.4
+    sample = np.array([scale.noised(0.4, bounded, strategy.noise) for _ in range(100_000)]) - 0.4
     std = 1.5 * 2 / np.sqrt(2)
-    assert std_is(sample, std, 0.05) and is_normal(sample, std)
-    assert not std_is(sample, std * 2 / 3, 0.05) and not std_is(sample, std * 3 / 2, 0.05)
+    assert std_is(sample, std) and is_normal(sample, std)
+    assert not std_is(sample, std * 2 / 3) and not std_is(sample, std * 3 / 2)
 
 
 @pytest.mark.parametrize("direction", ["divide", "multiply"])

@@ -128,7 +128,7 @@ def chance(test):
 
 @pytest.mark.slow
 def test_a_distinguisher_stays_at_chance():
-    assert abs(right_answers(Member, 100, 100) - 0.5) < chance(100)
+    assert abs(right_answers(Member, 200, 200) - 0.5) < chance(200)
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_the_distinguisher_wins_against_a_twin(twin):
 
 @pytest.mark.slow
 def test_a_distinguisher_of_two_rounds_of_an_epoch_stays_at_chance():
-    assert abs(right_answers(EpochMember, 100, 100, view_of_an_epoch) - 0.5) < chance(100)
+    assert abs(right_answers(EpochMember, 200, 200, view_of_an_epoch) - 0.5) < chance(200)
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def traced():
 
 @pytest.fixture
 def step(traced):
-    """That step, as it began."""
+    """Return that step as it began."""
     step, weights = traced
     step.model.set_weights(weights)
     step.noise, step.noise_multiplier = GaussianNoise(seed=11), SIGMA
