@@ -54,6 +54,16 @@ def test_nor_one_of_a_package_that_was_upgraded_on_disk_since_it_was_imported(im
     assert not executor.is_installed(bundle_of(imported | {FILE: b"upgraded"}), imported)
 
 
+def test_a_known_one_is_not_read_again(imported, monkeypatch):
+    monkeypatch.setattr(ZipFile, "read", lambda *_: pytest.fail("read"))
+    assert executor.is_installed(bundle_of(imported), imported, is_known=True)
+
+
+def test_nor_is_a_known_one_after_an_upgrade_on_disk(imported, monkeypatch):
+    monkeypatch.setattr(executor, "sources", lambda: imported | {FILE: b"upgraded"})
+    assert not executor.is_installed(bundle_of(imported), imported, is_known=True)
+
+
 def test_one_of_other_sizes_is_not_read(imported, monkeypatch):
     monkeypatch.setattr(ZipFile, "read", lambda *_: pytest.fail("read"))
     assert not executor.is_installed(bundle_of(imported | {FILE: bytes(10**6)}), imported)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from pathlib import Path
 
 import httpx
@@ -31,6 +32,7 @@ from cloister.client.policy import CHECKED_BUNDLE, Policy
 from cloister.client.trainers import PRIVATE_TRAINERS
 from cloister.deploy.warm import executor, node
 from cloister.flower.messages import assume_run
+from cloister.privacy.mechanisms.discrete.tables import tables_of
 from cloister.tasks import TASKS
 from cloister.training.trainers import TRAINERS
 from cloister.utils import registry
@@ -140,7 +142,7 @@ class TestBundles:
         monkeypatch.setenv(CHECKED_BUNDLE, "")
 
     def test_a_listed_bundle_runs_and_is_vouched_for(self):
-        assert executor._allowed(BUNDLE, self.policy("0" * 64, DIGEST)) == BUNDLE
+        assert executor._allowed(BUNDLE, self.policy("0" * 64, DIGEST)) == DIGEST
         assert os.environ[CHECKED_BUNDLE] == DIGEST
 
     def test_another_one_is_refused_before_it_is_unpacked(self):
@@ -149,7 +151,7 @@ class TestBundles:
         assert not os.environ[CHECKED_BUNDLE]
 
     def test_without_a_list_any_bundle_runs(self):
-        assert executor._allowed(BUNDLE, None) == executor._allowed(BUNDLE, self.policy()) == BUNDLE
+        assert executor._allowed(BUNDLE, None) == executor._allowed(BUNDLE, self.policy()) == DIGEST
 
 
 def test_with_another_flower_clients_start_cold(monkeypatch):
@@ -233,10 +235,14 @@ class TestWhatIsLoaded:
         (project / "LICENSE").write_text("MIT\n")
         return build_fab_from_disk(project)
 
+    @pytest.fixture(autouse=True)
+    def known(self):
+        self.known = executor.Known()
+
     def loaded(self, tmp_path, bundle, digest, version="1.0.0", policy=True):
         """Do the work of `run_clientapp` with a bundle and the names that the server gives."""
         listed = Policy.model_validate({"mechanisms": [], "tasks": ["digits"], "allowed-fabs": [sha(bundle)]})
-        executor.load_only_what_is_allowed(lambda: listed if policy else None, tmp_path / "private", {})
+        executor.load_only_what_is_allowed(lambda: listed if policy else None, tmp_path / "private", {}, self.known)
         clientapp.install_from_fab(bundle, skip_prompt=True)
         load = clientapp.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
         return load("p/pinned", version, digest)
@@ -261,13 +267,38 @@ class TestWhatIsLoaded:
             self.loaded(tmp_path, bundle, sha(bundle), version="2.0.0")
 
     def test_one_of_the_package_that_is_installed_is_not_unpacked(self, bundle, tmp_path, monkeypatch):
-        monkeypatch.setattr(executor, "is_installed", lambda carried, imported: (carried, imported) == (bundle, {}))
+        monkeypatch.setattr(executor, "is_installed", lambda *about: about == (bundle, {}, False))
         assert self.loaded(tmp_path, bundle, sha(bundle)) is app and not any((tmp_path / "private").iterdir())
 
     def test_nor_into_a_folder_in_which_something_lies(self, bundle, tmp_path):
         (tmp_path / "private" / "apps").mkdir()
         with pytest.raises(PolicyError, match="was not empty"):
             self.loaded(tmp_path, bundle, sha(bundle))
+
+    def test_later_children_know_that_it_is_installed(self, bundle, tmp_path, monkeypatch):
+        monkeypatch.setattr(executor, "is_installed", lambda *about: about[0] == bundle)
+        self.loaded(tmp_path, bundle, sha(bundle))
+        self.known.tell()
+        self.known.learn()
+        assert self.known.bundles == {sha(bundle)}
+
+    def test_the_code_of_another_one_tells_the_parent_nothing(self, bundle, tmp_path):
+        self.loaded(tmp_path, bundle, sha(bundle))
+        self.known.tell()
+        self.known.learn()
+        assert not self.known.bundles
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            self.known.note("0" * 64, is_equal=False)
+
+    def test_tables_of_a_childs_scales_are_computed_once(self, monkeypatch):
+        scale = Fraction(123457, 3)
+        monkeypatch.setattr(executor, "COMPUTED", [scale])
+        self.known.note("0" * 64, is_equal=True)
+        self.known.tell()
+        self.known.learn()
+        before = tables_of.cache_info().misses
+        tables_of(scale)
+        assert tables_of.cache_info().misses == before
 
 
 def replies_after_a_death(monkeypatch, is_taken):

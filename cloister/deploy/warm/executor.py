@@ -4,7 +4,8 @@ One process imports the heavy libraries and computes nothing. It asks the SuperN
 each. The child runs `flwr-clientapp`'s own function once and ends. So all computed state, above all noise, ends with
 its message. A child loads exactly the verified bundle, from a folder that no other process writes to. Flower's own
 loader finds a bundle by names from the server, in a folder that all runs share. If the bundle's source equals that of
-the installed package, the bundle is not loaded: the parent has imported the same code already.
+the installed package, the bundle is not loaded: the parent has imported the same code already. Such a child tells the
+parent what spares later children work (`Known`): public facts, which the parent computes or holds itself.
 """
 
 import gc
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fractions import Fraction
 from io import BytesIO
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -44,6 +46,7 @@ from cloister.flower.executor import (
     runtime_pb2,
 )
 from cloister.flower.executor import run_clientapp as clientapp
+from cloister.privacy.mechanisms.discrete.tables import COMPUTED, tables_of
 from cloister.utils.crash import missing_extra
 from cloister.utils.errors import FederationError, PolicyError
 from cloister.utils.files import quiet_libraries
@@ -54,6 +57,7 @@ POLL_SECONDS = 0.2
 IDLE_SECONDS = 2.0
 """Seconds between two looks for tasks without a child, of a SuperNode that wakes the executor."""
 PIPE_BYTES = 2**16
+"""Capacity of a pipe: one read of as many bytes empties it."""
 LEAVE_SECONDS = 5.0
 """Grace period of children between SIGTERM and SIGKILL."""
 APP = "cloister"
@@ -158,6 +162,45 @@ class Child:
     token: str
 
 
+class Known:
+    """Facts from children: which bundles equal the package, and which scales of exact noise need tables.
+
+    Children write them to a pipe. A child that loads a bundle's code closes its end before. So each fact comes from
+    code that the parent has imported itself.
+
+    Attributes:
+        bundles: digests of bundles that children found equal to the package.
+    """
+
+    def __init__(self) -> None:
+        self.bundles: set[str] = set()
+        self._equal = ""
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+
+    def note(self, bundle: str, is_equal: bool) -> None:
+        """Note in a child whether its bundle equals the package; if not, this child tells nothing."""
+        if is_equal:
+            self._equal = bundle
+        else:
+            os.close(self._write_end)
+
+    def tell(self) -> None:
+        """Send the parent the digest of this child's equal bundle, and the scales that needed tables."""
+        line = " ".join([self._equal, *map(str, COMPUTED)]).encode() + b"\n"
+        if self._equal and len(line) <= select.PIPE_BUF:  # a longer line could mix with another child's
+            os.write(self._write_end, line)
+
+    def learn(self) -> None:
+        """Read in the parent what children sent, and compute the tables."""
+        with suppress(BlockingIOError):
+            for line in os.read(self._read_end, PIPE_BYTES).decode().splitlines():
+                bundle, *scales = line.split()
+                self.bundles.add(bundle)
+                for scale in scales:
+                    tables_of(Fraction(scale))
+
+
 @dataclass
 class Executor:
     """Executor that requests tasks and runs each in a separate process.
@@ -175,6 +218,7 @@ class Executor:
     woken: int | None = None
     children: dict[int, Child] = field(default_factory=dict)
     reachable: bool = True
+    known: Known = field(default_factory=Known)
 
     def serve(self, going_on: Callable[[], bool]) -> None:
         """Run tasks while `going_on()` is true, then end the children.
@@ -189,6 +233,7 @@ class Executor:
                 while going_on():
                     for token in self._reap():
                         self._give_up(token)
+                    self.known.learn()
                     if (answer := self._asked(client)) is None:
                         self._rest()
                     elif answer.task.type == TaskType.CLIENT_APP:
@@ -227,15 +272,18 @@ class Executor:
     def _run(self, token: str, parent: int, folder: Path) -> None:
         """Run `flwr-clientapp`'s function for one task."""
         _compile_nothing()
-        load_only_what_is_allowed(self.policy, folder, self.imported)
-        clientapp.run_clientapp(
-            runtime_api_address=self.link.address,
-            token=token,
-            insecure=not self.link.certificates,
-            certificates=self.link.root(),
-            parent_pid=parent,
-            runtime_dependency_install=False,
-        )
+        load_only_what_is_allowed(self.policy, folder, self.imported, self.known)
+        try:
+            clientapp.run_clientapp(
+                runtime_api_address=self.link.address,
+                token=token,
+                insecure=not self.link.certificates,
+                certificates=self.link.root(),
+                parent_pid=parent,
+                runtime_dependency_install=False,
+            )
+        finally:  # Flower's function ends by SystemExit
+            self.known.tell()
 
     def _asked(self, client: RuntimeHttpClient) -> runtime_pb2.AcquireTaskResponse | None:
         """Return a task and its token, or None.
@@ -347,7 +395,9 @@ def _compile_nothing() -> None:
     vars(sys)["modules"][COMPILED] = None
 
 
-def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path, imported: Mapping[str, bytes]) -> None:
+def load_only_what_is_allowed(
+    policy: Callable[[], Policy | None], folder: Path, imported: Mapping[str, bytes], known: Known
+) -> None:
     """Make this process load the app of a bundle that the policy allows, and no other.
 
     The server's statements about the bundle (name, version, digest) have no influence. If its name or version differs
@@ -357,6 +407,7 @@ def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path,
         policy: returns the policy in force.
         folder: an empty one, in which the bundle is unpacked.
         imported: source files that this process has imported. An equal bundle is not unpacked.
+        known: receives whether the bundle is equal.
     """
     names = vars(clientapp)
     unpack, loader = names["install_from_fab"], names["get_load_client_app_fn"]
@@ -366,7 +417,10 @@ def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path,
     def install(bundle: bytes, **_: object) -> None:
         if any(folder.iterdir()):
             raise PolicyError("the folder for an app bundle was not empty")
-        if is_installed(_allowed(bundle, policy()), imported):
+        digest = _allowed(bundle, policy())
+        is_equal = is_installed(bundle, imported, digest in known.bundles)
+        known.note(digest, is_equal)
+        if is_equal:
             looked_at.append(None)
         else:
             _forget_app()
@@ -391,10 +445,10 @@ def _imported_app(*_: str) -> ClientApp:
     return app
 
 
-def _allowed(bundle: bytes, policy: Policy | None) -> bytes:
-    """Return a bundle that the policy allows.
+def _allowed(bundle: bytes, policy: Policy | None) -> str:
+    """Return the digest of a bundle that the policy allows.
 
-    Its digest is stored in the environment for `enforce_policy`.
+    It is stored in the environment for `enforce_policy`.
 
     Raises:
         PolicyError: the policy does not list it.
@@ -404,7 +458,7 @@ def _allowed(bundle: bytes, policy: Policy | None) -> bytes:
         raise PolicyError(f"refused by the policy of this node: app bundle {digest[:12]} is not in allowed-fabs")
     os.environ[CHECKED_BUNDLE] = digest
     log(INFO, "running app bundle %s", digest[:12])
-    return bundle
+    return digest
 
 
 def sources() -> dict[str, bytes]:
@@ -420,7 +474,7 @@ def sources() -> dict[str, bytes]:
     return found
 
 
-def is_installed(bundle: bytes, imported: Mapping[str, bytes]) -> bool:
+def is_installed(bundle: bytes, imported: Mapping[str, bytes], is_known: bool = False) -> bool:
     """Return whether a bundle and the installed package have the same Python files.
 
     They are compared byte for byte.
@@ -429,7 +483,10 @@ def is_installed(bundle: bytes, imported: Mapping[str, bytes]) -> bool:
         bundle: an app bundle of Flower, a zip archive.
         imported: `sources()` at import time. The files on disk are compared too: after an upgrade, a client would
             import those.
+        is_known: an earlier comparison found this bundle equal to `imported`.
     """
+    if is_known:
+        return dict(imported) == sources()
     with ZipFile(BytesIO(bundle)) as archive:
         members = [member for member in archive.infolist() if member.filename.endswith(SUFFIX)]
         # Compare sizes first, so that a huge bundle is not read into memory.

@@ -18,6 +18,7 @@ bounds on both sides, to as many bits as a comparison needs.
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -189,6 +190,10 @@ class Tables:
     unit_ceiling: np.uint64
 
 
+COMPUTED: deque[Fraction] = deque(maxlen=8)
+"""Scales whose tables this process, or one that it was forked from, computed last."""
+
+
 @lru_cache(maxsize=64)
 def tables_of(scale: Fraction) -> Tables:
     """Return the tables of a scale, computed once.
@@ -221,6 +226,7 @@ def tables_of(scale: Fraction) -> Tables:
             break
         bits *= 2
     thresholds = [floor for floor in low if floor < top]
+    COMPUTED.append(scale)
     return Tables(
         scale,
         low_bits,
