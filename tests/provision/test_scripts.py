@@ -104,6 +104,7 @@ def test_an_installation_has_them():
         for path in (ROOT / "cloister").rglob("*")
         if path.is_file() and path.suffix != ".py" and path.parent.name != "__pycache__"
     }
-    templates = set((ROOT / "cloister" / "scaffold" / "templates").rglob("*.jinja"))
+    templates = set((ROOT / "cloister").rglob("*.jinja"))
+    pages = {ROOT / "cloister" / "monitoring" / "templates" / name for name in ("live.js", "dashboard.css")}
     texts = {ROOT / "cloister" / "deploy" / name for name in ("nginx.conf", "policy.toml")}
-    assert taken == others == {*SHELL, *templates, *texts} and SHELL and templates
+    assert taken == others == {*SHELL, *templates, *pages, *texts} and SHELL and templates

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,43 +28,6 @@ BAND = 0.15
 """Opacity of the band of one deviation around a mean."""
 Draw = partial[None]
 """Function that draws on axes, in `colours`."""
-PAGE = """
-{% block title %}{{ title }}{% endblock %}
-{% block skip %}Skip to the table{% endblock %}
-{% block header %}
-<p class="small muted">Cloister · federated training runs beside each other</p>
-<h1>{{ title }}</h1>
-<p class="muted">{{ about }}</p>
-{% endblock %}
-{% block kind %}comparison{% endblock %}
-{% block links %}
-<li><a href="#table">The runs</a></li><li><a href="#figures">Figures</a></li>
-{% endblock %}
-{% block content %}
-<section class="page" id="table" aria-labelledby="table-title">
-<h2 id="table-title">The runs</h2>
-<div class="wide" tabindex="0"><table class="runs">
-<caption>{{ 'The' if settings else 'The settings that differ, the' }} scores, and what is claimed</caption>
-<thead><tr>{% for name in table.columns %}<th scope="col"{% if table.numeric[loop.index0] %} class="n"{% endif %}>
-{{- name }}</th>{% endfor %}</tr></thead>
-<tbody>{% for row in table.rows %}<tr><th scope="row">{{ row[0] }}</th>
-{%- for cell in row[1:] %}<td{% if table.numeric[loop.index] %} class="n"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</tbody></table></div>
-{% if settings %}<h3>Settings that differ</h3>
-{% for group in settings %}<p class="small">{{ group }}</p>
-{% endfor %}{% endif %}
-{% if notes %}<h3>How to read it</h3>
-{% for note in notes %}<p class="small">{{ note }}</p>
-{% endfor %}{% endif %}
-</section>
-<section class="page" id="figures" aria-labelledby="figures-title">
-<h2 id="figures-title">Figures</h2>
-{% if pictures %}<div class="two">{% for picture in pictures %}{{ figure(picture) }}
-{% endfor %}</div>{% else %}<p>No run has a score that could be drawn.</p>{% endif %}
-</section>
-{% endblock %}
-{% block made %}Made from the files of the run directories alone; the same files give the same page.{% endblock %}
-"""
 
 
 def pictures(comparison: Comparison) -> tuple[Picture, ...]:
@@ -237,4 +201,4 @@ def rendered(comparison: Comparison, title: str = "") -> str:
         "notes": comparison.notes,
         "pictures": pictures(comparison),
     }
-    return filled(PAGE, context)
+    return filled((files(__package__) / "page.html.jinja").read_text(), context)
