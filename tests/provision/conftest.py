@@ -7,7 +7,6 @@ from databases import Copies
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
-from flwr.superlink.routers.fleet import node_auth
 from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
@@ -17,7 +16,6 @@ from cloister.deploy.superlink.gate import (
     AppMessages,
     Gate,
     GateKnown,
-    NodeKeys,
     RevokedKeys,
     RunningRuns,
     record_no_totals,
@@ -57,7 +55,6 @@ def put_back(monkeypatch):
         (fleet_handlers, (*Gate.names, *RunningRuns.names)),
         (runtime_handlers, (*GateKnown.names, *AppMessages.names)),
         (control_handlers, RevokedKeys.names),
-        (node_auth, NodeKeys.names),
         (sql_mixin, ("SQLITE_PRAGMAS",)),
     ]:
         for name in names:

@@ -1,7 +1,6 @@
 """Handlers in front of Flower's functions, and the order in which a request passes them."""
 
 import pytest
-from flwr.superlink.routers.fleet import node_auth
 from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
@@ -11,7 +10,6 @@ from cloister.deploy.superlink.serve import install
 
 OF_NODES = {name: ["Gate"] for name in Gate.names} | {"check_abort": ["RunningRuns"]}
 OF_APPS = {"push_messages": ["AppMessages"], "pull_object": ["GateKnown"]}
-OF_KEYS = {"bytes_to_public_key": ["NodeKeys"]}
 OF_OPERATORS = {"register_node": ["RevokedKeys"]}
 
 
@@ -27,7 +25,7 @@ def passed(module, name):
 
 @pytest.mark.usefixtures("flower_as_it_was")
 def test_a_request_passes_all_of_it_in_this_order():
-    wanted = {fleet_handlers: OF_NODES, runtime_handlers: OF_APPS, control_handlers: OF_OPERATORS, node_auth: OF_KEYS}
+    wanted = {fleet_handlers: OF_NODES, runtime_handlers: OF_APPS, control_handlers: OF_OPERATORS}
     before = {module: dict(vars(module)) for module in wanted}
     install()
     for module, expected in wanted.items():

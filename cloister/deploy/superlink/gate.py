@@ -1,4 +1,4 @@
-"""Handlers in front of Flower's: the gate, checks of node keys, and the deletion of expired messages.
+"""Handlers in front of Flower's: the gate, and the deletion of expired messages.
 
 The gate limits each node to its own messages and replies. Flower checks that a request
 names the node that signed it, and little else. Any node may send a message that another one takes for the server's,
@@ -15,9 +15,7 @@ Flower forgets everything but the objects.
 """
 
 import math
-import re
 import time
-from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from datetime import UTC, datetime
@@ -43,19 +41,11 @@ from cloister.flower.superlink import (
     fleet_handlers,
     fleet_pb2,
     in_database,
-    node_auth,
     runtime_handlers,
 )
 from cloister.utils.wire import GATE
 
 LinkState = SqlLinkState | InMemoryLinkState
-PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\n([A-Za-z0-9+/=\n]{1,400})-----END PUBLIC KEY-----\n")
-CURVES = {
-    "P-256": "3059301306072a8648ce3d020106082a8648ce3d030107034200",
-    "P-384": "3076301006072a8648ce3d020106052b81040022036200",
-    "P-521": "30819b301006072a8648ce3d020106052b8104002303818600",
-}
-"""The first bytes of a key on each curve in DER; its point follows (RFC 5480)."""
 REVOKED = "its node was unregistered"
 """Text of the answer for the key of a revoked node; `register.sh` looks for it."""
 SECONDS = 1.0
@@ -81,28 +71,6 @@ class HandlerOverride:
         """Put this in front of the functions."""
         for name in self.inner:
             vars(self.handlers)[name] = getattr(self, name)
-
-
-class NodeKeys(HandlerOverride):
-    """Refusal of keys that are no key of a node, before Flower reads them.
-
-    Flower reads the key of a request before it knows the sender. For a Diffie-Hellman key it checks that a number is
-    prime, which takes seconds to minutes and stops everything else.
-    """
-
-    handlers: ClassVar[ModuleType] = node_auth
-    names = ("bytes_to_public_key",)
-
-    def bytes_to_public_key(self, public_key_bytes: bytes) -> object:
-        """Return the key that a node shows.
-
-        Raises:
-            ValueError: it is on none of the `CURVES`.
-        """
-        found = PEM.fullmatch(public_key_bytes)
-        if not found or not b64decode(found[1]).startswith(tuple(map(bytes.fromhex, CURVES.values()))):
-            raise ValueError("no key of a node")
-        return self.inner["bytes_to_public_key"](public_key_bytes)
 
 
 class RevokedKeys(HandlerOverride):

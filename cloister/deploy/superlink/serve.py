@@ -32,7 +32,6 @@ from cloister.deploy.superlink.gate import (
     AppMessages,
     Gate,
     GateKnown,
-    NodeKeys,
     RevokedKeys,
     RunningRuns,
     record_no_totals,
@@ -158,11 +157,10 @@ def install() -> None:
     | `GateKnown` | | `pull_object` | |
     | `AppMessages` | | `push_messages` | |
     | `RunningRuns` | `check_abort` | | |
-    | `NodeKeys` | the key in a request | | |
     | `RevokedKeys` | | | `register_node` |
     """
     app = AppMessages()
-    for each in (Gate(app), GateKnown(), app, RunningRuns(), NodeKeys(), RevokedKeys()):
+    for each in (Gate(app), GateKnown(), app, RunningRuns(), RevokedKeys()):
         each.install()
     record_no_totals()
 
