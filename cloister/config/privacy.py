@@ -191,16 +191,6 @@ def _jointly_idle(nested: Mapping[str, Any], chosen: Mapping[str, Any]) -> Itera
 
 
 CHOICE = ("choice", "choice-epsilon", "max-loss")
-KEYS = """
-server noise-multiplier clipping-norm clipping clipping-quantile clipping-rate clipping-count-noise-multiplier
-examples-cap placement distance distance-release distance-noise-multiplier distance-direction distance-clip
-min-distance max-distance noise-seed target-delta max-epsilon canaries population ledger-dir data-identity close-budget
-clusters clusters-split-round options client dp-sgd-noise-multiplier gaussian-noise-multiplier
-laplace-noise-multiplier dp-sgd-clipping-norm gaussian-clipping-norm clipping-decay min-clipping-norm
-batch-sampling dp-sgd-sampling-rate client-max-epsilon radius per-layer max-leakage choice choice-epsilon max-loss
-group-cap
-""".split()  # noqa: SIM905
-"""All keys, in the order in which they are written."""
 _FIELDS = [
     (key, field.alias or name, field.default)
     for key, choice in variants.CHOICES.items()
@@ -211,8 +201,8 @@ _FIELDS = [
 OWNERS = {name: key for key, name, _ in _FIELDS}
 """Choice that each key belongs to."""
 _defaults = {name: default for _, name, default in _FIELDS} | PrivacyConfig().leaves()
-DEFAULTS: dict[str, Scalar] = {key: _defaults[key] for key in KEYS}
-"""Default of every key."""
+DEFAULTS: dict[str, Scalar] = dict(sorted(_defaults.items(), key=lambda item: item[0] not in variants.CHOICES))
+"""Default of every key, those of choices first."""
 
 
 class SecureAggregationConfig(Section):
