@@ -100,69 +100,38 @@ class Audit:
     contradicted: bool
 
 
-def audit_of(content: object) -> Audit | None:
-    """Read the content of `audit.json`; return None for None.
-
-    Args:
-        content: as JSON; unknown parts are ignored.
-    """
+def audit_of(content: Json | None) -> Audit | None:
+    """Read the content of `audit.json`; return None for None."""
     if content is None:
         return None
-    table = content if isinstance(content, Mapping) else {"findings": content}
     findings = tuple(
-        Finding(
-            str(item.get("name", "unnamed")),
-            str(item.get("meaning", "")),
-            tuple(map(_figure, sorted(_tables(item.get("measured", item.get("figures"))), key=_rank))),
-        )
-        for item in _tables(table.get("findings"))
+        Finding(item["name"], item["meaning"], tuple(map(_figure, sorted(item["measured"], key=_rank))))
+        for item in content["findings"]
     )
-    lines = tuple(str(line) for line in _list(table.get("lines")))
-    skipped = tuple(f"{item.get('name')}: {item.get('why')}" for item in _tables(table.get("skipped")))
-    return Audit(lines, findings, skipped, bool(table.get("contradicted")))
+    skipped = tuple(f"{item['name']}: {item['why']}" for item in content.get("skipped", ()))
+    return Audit(tuple(content.get("lines", ())), findings, skipped, bool(content.get("contradicted")))
 
 
-def _rank(item: Mapping[str, object]) -> int:
+def _rank(item: Json) -> int:
     """Return the rank of a quantity on the page, which shows only the first."""
-    return FIRST.index(item["quantity"]) if item.get("quantity") in FIRST else len(FIRST)
+    return FIRST.index(item["quantity"]) if item["quantity"] in FIRST else len(FIRST)
 
 
 def _figure(item: Json) -> Figure:
-    known = ("attack", "name", "quantity", "value", "low", "high", "borne-out")
+    quantity: str = item["quantity"]
     notes = []
-    for key, value in item.items():
-        if key in known or not isinstance(value, str | int | float) or value == "":
-            continue
-        if isinstance(value, str):
-            notes.append(value if key == "assumption" else f"{key} {value}")
-        elif isinstance(value, float) and key in NOTES:
-            notes.append(NOTES[key](value))
-        else:
-            notes.append(f"{key} {_number(value)}")
-    quantity = str(item.get("quantity", ""))
-    form = ".3f" if quantity in NAMES else ".4g"
-    low, value, high = (_number(item.get(key, ""), form) for key in ("low", "value", "high"))
-    if quantity == "epsilon" and isinstance(item.get("value"), float):
+    for key in [key for key in item if key not in ("attack", "quantity", "value", "low", "high", "borne-out")]:
+        notes.append(NOTES[key](item[key]) if key in NOTES else f"{key} {item[key]}".removeprefix("assumption "))
+    value, *interval = (f"{item[key]:.3f}" for key in ("value", "low", "high") if key in item)
+    if quantity == "epsilon":
         value = at_least(item["value"], 3)
     return Figure(
-        str(item.get("attack", item.get("name", ""))),
+        item["attack"],
         NAMES.get(quantity, quantity),
-        f"{value} ({low} to {high})" if low and high else value,
+        f"{value} ({' to '.join(interval)})" if interval else value,
         ", ".join(notes),
-        item.get("borne-out", True) is not False,
+        item.get("borne-out", True),
     )
-
-
-def _tables(content: object) -> list[Json]:
-    return [item for item in _list(content) if isinstance(item, Mapping)]
-
-
-def _list(content: object) -> list[object]:
-    return list(content) if isinstance(content, list | tuple) else []
-
-
-def _number(value: object, form: str = ".4g") -> str:
-    return f"{value:{form}}" if isinstance(value, float) else str(value)
 
 
 class Statements(Section):
@@ -341,6 +310,8 @@ class Facts:
             rounds = tuple(RoundFacts.of(json.loads(line)) for line in complete_lines(directory / "rounds.jsonl"))
         with _named(directory / EVALUATION):
             evaluation = Evaluation.of(_json(directory / EVALUATION))
+        with _named(directory / "audit.json"):
+            audit = audit_of(_json(directory / "audit.json"))
         with _named(directory / "config.json"):
             config = shown(translated(settings["config"]))
             models = {}
@@ -358,7 +329,7 @@ class Facts:
                 ending=ending,
                 rounds=rounds,
                 evaluation=evaluation,
-                audit=audit_of(_json(directory / "audit.json")),
+                audit=audit,
                 models=models,
                 parameters=Parameters(**counted) if (counted := _json(directory / PARAMETERS)) else None,
             )
