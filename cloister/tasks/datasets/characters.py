@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,21 +143,38 @@ def digits_mlp() -> "keras.Model":
     )
 
 
+class Characters(Task):
+    """Images of 28 by 28: x is float32 of shape (n, 28, 28, 1), grey values from 0 to 1."""
+
+    classes = 10
+    input_shape = SHAPE
+    image_shape = SHAPE[:2]
+    models: ClassVar[tuple[str, ...]] = ("cnn", "softmax")
+    public = True
+
+    def build(self) -> Model:
+        """Return softmax regression, which needs no TensorFlow, or the network of two convolutions.
+
+        The network has `classes` outputs, or 62 as in the paper.
+        """
+        if self.model_name == "softmax":
+            from cloister.tasks.numpy_models import SoftmaxRegression
+
+            return SoftmaxRegression(features=28 * 28, classes=self.classes)
+        return two_convolutions(62 if self.model_name == "cnn-62" else self.classes)
+
+
 REMEDY = (
     "set task.data-path to an mnist.npz file in Keras' layout or to its folder, or run "
     "keras.datasets.mnist.load_data() once on a machine with a network"
 )
 
 
-class Mnist(Task):
-    """Ten classes. x is float32 of shape (n, 28, 28, 1), grey values from 0 to 1."""
+class Mnist(Characters):
+    """Ten digits."""
 
     recipe = Recipe(local_epochs=10, batch_size=10, learning_rate=0.03)
-    classes = 10
-    input_shape = SHAPE
-    image_shape = SHAPE[:2]
     models = ("mlp", "cnn", "softmax")
-    public = True
 
     def load(self) -> Dataset:
         """Return the published split: 60,000 training images and 10,000 test images.
@@ -188,9 +205,7 @@ class Mnist(Task):
         parameters.
         """
         if self.model_name == "softmax":
-            from cloister.tasks.numpy_models import SoftmaxRegression
-
-            return SoftmaxRegression(features=28 * 28, classes=10)
+            return super().build()
         from cloister.tasks.keras_model import KerasModel
 
         return KerasModel(mnist_cnn if self.model_name == "cnn" else mnist_mlp)
@@ -233,15 +248,11 @@ def mnist_cnn() -> "keras.Model":
 EMNIST_FILE = "emnist_byclass_test.npz"
 
 
-class Emnist(Task):
-    """Digits 0 to 9, capitals 10 to 35, small letters 36 to 61. x is float32 of shape (n, 28, 28, 1), from 0 to 1."""
+class Emnist(Characters):
+    """Digits 0 to 9, capitals 10 to 35, small letters 36 to 61."""
 
     recipe = Recipe(local_epochs=1, batch_size=32, learning_rate=0.05)
     classes = 62
-    input_shape = SHAPE
-    image_shape = SHAPE[:2]
-    models = ("cnn", "softmax")
-    public = True
 
     def load(self) -> Dataset:
         """Return four fifths of each class as training data and one fifth as test data.
@@ -269,17 +280,6 @@ class Emnist(Task):
                 f"task.data-path: {path} must hold x, images of 28 by 28 bytes, and y, labels from 0 to 61"
             ) from None
 
-    def build(self) -> Model:
-        """Return the network of two convolutions, or softmax regression.
-
-        The network has 1,206,590 parameters. Softmax regression needs no TensorFlow.
-        """
-        if self.model_name == "cnn":
-            return two_convolutions(self.classes)
-        from cloister.tasks.numpy_models import SoftmaxRegression
-
-        return SoftmaxRegression(features=28 * 28, classes=self.classes)
-
 
 IMAGES = "mnist.npz"
 WRITERS = "mnist_writer_ids.npz"
@@ -287,17 +287,13 @@ ORDER_SEED, TURN_SEED = 0, 0
 """Constants, so that a writer has the same number and rotation in every run."""
 
 
-class MnistWriters(Task):
-    """Ten digits. x is float32 of shape (n, 28, 28, 1), from 0 to 1. The writers of the test images train nothing."""
+class MnistWriters(Characters):
+    """Ten digits. The writers of the test images train nothing."""
 
     recipe = Recipe(local_epochs=1, batch_size=10, learning_rate=0.03)
     partition = "natural"
-    classes = 10
-    input_shape = SHAPE
-    image_shape = SHAPE[:2]
     models = ("cnn", "cnn-62", "softmax")
     rotates = True
-    public = True
 
     def load(self) -> Dataset:
         """Return 60,000 training images of 539 writers and 10,000 test images of 297."""
@@ -305,17 +301,6 @@ class MnistWriters(Task):
         train, owners = self._part(images, writers, "train")
         test, test_owners = self._part(images, writers, "test")
         return Dataset(train, test, owners, test_owners, groups={"writer": owners})
-
-    def build(self) -> Model:
-        """Return a network of two convolutions, or softmax regression.
-
-        The network has 10 outputs, or 62 as in the paper. Softmax regression needs no TensorFlow.
-        """
-        if self.model_name == "softmax":
-            from cloister.tasks.numpy_models import SoftmaxRegression
-
-            return SoftmaxRegression(features=28 * 28, classes=10)
-        return two_convolutions(62 if self.model_name == "cnn-62" else 10)
 
     def _part(self, images: Path, writers: Path, part: str) -> tuple[Examples, NDArray]:
         """Return one half of the published split, and the writer of each image.
@@ -370,17 +355,13 @@ HELD_OUT = 0.1
 """Share of the writers that only test (Galli et al., 2023, §5.3)."""
 
 
-class Femnist(Task):
-    """Digits 0 to 9, capitals 10 to 35, small letters 36 to 61. x is float32 of shape (n, 28, 28, 1), from 0 to 1."""
+class Femnist(Characters):
+    """Digits 0 to 9, capitals 10 to 35, small letters 36 to 61."""
 
     recipe = Recipe(local_epochs=1, batch_size=10, learning_rate=0.03)
     partition = "natural"
     classes = 62
-    input_shape = SHAPE
-    image_shape = SHAPE[:2]
-    models = ("cnn", "softmax")
     rotates = True
-    public = True
 
     def load(self) -> Dataset:
         """Return nine tenths of the writers as training data, and one tenth as test data.
@@ -419,14 +400,6 @@ class Femnist(Task):
             test_owners=numbers[test],
             groups={"writer": writers[train]},
         )
-
-    def build(self) -> Model:
-        """Return the network of two convolutions (1,206,590 parameters), or softmax regression without TensorFlow."""
-        if self.model_name == "cnn":
-            return two_convolutions(self.classes)
-        from cloister.tasks.numpy_models import SoftmaxRegression
-
-        return SoftmaxRegression(features=28 * 28, classes=self.classes)
 
 
 def _leaf(files: Sequence[Path]) -> tuple[NDArray, NDArray, NDArray]:
