@@ -21,7 +21,7 @@ from cloister.utils.files import expanded
 
 QUOTED = 40
 """Largest number of characters of a cell that a message to its owner quotes."""
-UNEVEN = "has another number of cells than the header"
+UNEVEN = "has another number of cells than there are columns"
 EMPTY = "is empty"
 
 
@@ -103,10 +103,10 @@ class Table:
         cells = read_cells(path, self._labelled(group), self.order)
         _, reasons = self._inputs(cells)
         if not cells.whole:
-            raise DataError(f"data-path: {path} has no rows below its header")
+            raise DataError(f"data-path: {path} has no rows of data")
         if not all(cells.whole):
             row = cells.whole.index(False) + 1
-            raise DataError(f"data-path: {path}: row {row} {UNEVEN.replace('cells', 'columns')}")
+            raise DataError(f"data-path: {path}: data row {row} {UNEVEN}")
         for name, found in (reasons | {self.target: self._targets(cells)[1]}).items():
             if reason := next(filter(None, found), ""):
                 more = {NOT_FINITE: "; every cell needs a number", EMPTY: "; every row needs one", NO_NUMBER: ""}.get(
@@ -116,7 +116,7 @@ class Table:
                 held = cells.columns[name][row]
                 held = held if len(held) <= QUOTED else f"{held[:QUOTED]}..."
                 others_too = f", and {others} more rows are faulty" if others else ""
-                first = f"row {row + 1} below the header holds {held!r}{others_too}"
+                first = f"data row {row + 1} holds {held!r}{others_too}"
                 raise DataError(f"data-path: {path}: column {name} {reason}{more}", first)
         return self.rows(path, group)
 
@@ -270,7 +270,7 @@ class TableTask(Task):
             DataError: there are none.
         """
         if not keep.any():
-            found = "has no row that can be used" if len(keep) else "has no rows below its header"
+            found = "has no row that can be used" if len(keep) else "has no rows of data"
             raise DataError(f"data-path: {path} {found}", "; ".join(faults))
         return replace(self.checked(examples.take(np.flatnonzero(keep)), path), faults=faults)
 

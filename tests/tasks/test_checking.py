@@ -70,7 +70,7 @@ def test_a_faulty_file_is_one_line_and_the_code_of_a_failure(tmp_path):
         done = CliRunner().invoke(app, ["check", "task", "breast-cancer", "--data", str(path)])
         assert done.exit_code == 1
         assert done.output.startswith("fault  read(): data-path: ") and says in done.output
-        assert "; row " in done.output and len(done.output.splitlines()) == 1
+        assert "; data row " in done.output and len(done.output.splitlines()) == 1
 
     assert not failures(
         [
@@ -242,19 +242,19 @@ def test_a_faulty_row_is_named_to_its_owner_and_is_no_part_of_the_error(tmp_path
         with pytest.raises(DataError) as refused:
             COLUMNS.read(path)
         assert says in str(refused.value) and first in refused.value.first
-        assert "below the header" not in str(refused.value) and first not in repr(refused.value)
+        assert "data row" not in str(refused.value) and first not in repr(refused.value)
 
     assert not failures(
         [
             (
                 ["30,1,ill", "17,1,ill"],
                 "column age must hold numbers from 18 to 100",
-                "row 2 below the header holds '17'",
+                "data row 2 holds '17'",
             ),
             (
                 ["30,x,ill", "30,y,ill"],
                 "column dose must hold numbers only",
-                "row 1 below the header holds 'x', and 1 more",
+                "data row 1 holds 'x', and 1 more",
             ),
             (["30,1,ill", "30,1,sick"], "column outcome must hold 0 (healthy) or 1 (ill) only", "holds 'sick'"),
         ],

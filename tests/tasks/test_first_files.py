@@ -26,7 +26,7 @@ from cloister.simulation.simulate import simulate
 from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Examples, Recipe
 from cloister.tasks.columns import MISSING, Category, Date, Hashed, Number
-from cloister.tasks.datasets.patients import FEATURES, BreastCancer, HeartDisease
+from cloister.tasks.datasets.patients import BreastCancer, HeartDisease
 from cloister.tasks.numpy_models import SoftmaxRegression
 from cloister.tasks.partition import deal
 from cloister.tasks.pictures.task import PictureTask
@@ -213,7 +213,7 @@ def test_rows_without_a_target_are_predicted_and_every_row_has_a_line(tmp_path):
     for path, labelled in ((table(tmp_path, rows), [True, False, True]), (bare, None)):
         found = predict.read(task, path)
         assert found.reasons == (
-            *("", "", "column Größe must hold numbers only", "has another number of cells than the header", ""),
+            *("", "", "column Größe must hold numbers only", "has another number of cells than there are columns", ""),
         )
         assert len(found.x) == 3 and found.names == tuple("01234")
         assert (found.y is None) == (labelled is None) and (labelled is None or found.labelled.tolist() == labelled)
@@ -226,10 +226,13 @@ def test_rows_without_a_target_are_predicted_and_every_row_has_a_line(tmp_path):
 
 def test_a_row_of_heart_disease_is_predicted_without_its_diagnosis(tmp_path):
     known = "63,1,1,145,233,1,2,150,0,2.3,3,0,3"
-    put(tmp_path / "own.data", "\n".join([known, f"{known},2", f"{known},?", f"{known},1,2", f"x{known}"]).encode())
+    put(tmp_path / "own.data", "\n".join([known, f"x{known}"]).encode())
     found = predict.read(HeartDisease(TaskConfig(name="heart-disease")), tmp_path / "own.data")
-    assert found.labelled.tolist() == [False, True, False] and found.x.shape == (3, FEATURES)
-    assert found.reasons[3] == "row 4 has 15 columns; expected 14" and "neither a number" in found.reasons[4]
+    assert found.y is None and found.x.shape == (1, 38)
+    assert found.reasons == ("", "column age must hold numbers only")
+    put(tmp_path / "own.data", "\n".join([f"{known},?", f"{known},2", f"{known},1,2"]).encode())
+    found = predict.read(HeartDisease(TaskConfig(name="heart-disease")), tmp_path / "own.data")
+    assert found.labelled.tolist() == [False, True] and found.reasons[2].startswith("has another number of cells")
 
 
 def test_pictures_to_predict_are_named_and_labelled_by_a_table(tmp_path):

@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_refused_in_true_words(tmp_path):
             (b"PK\x03\x04\x14\x00", "it is a spreadsheet or binary"),
             (gzip.compress(header), "it is packed by gzip, without .gz in its name"),
             (header + b",sex\na,1,male,w,,1,male", "has the column sex 2 times; rename or remove one"),
-            (header, "has no rows below its header"),
+            (header, "has no rows of data"),
             (b"\n\n", "must be a .csv file with a header"),
         ],
         check,
@@ -164,7 +164,7 @@ USELESS = {
     "column born must hold dates from 1920 to 2019": ["a", "180", "male", "w", "01.01.1890", "1"],
     "column state is empty": ["a", "180", "male", "w", "", "NA"],
     "column state must hold 0, 1, 2 only": ["a", "180", "male", "w", "", "dead"],
-    "has another number of cells than the header": ["a", "180", "male"],
+    "has another number of cells than there are columns": ["a", "180", "male"],
 }
 
 

@@ -7,7 +7,7 @@ import torch
 
 from cloister import Dataset, Examples, Recipe, Target, TorchTask
 from cloister.config.run import TaskConfig
-from cloister.tasks.datasets.patients import FEATURES, HOSPITALS, HeartDisease
+from cloister.tasks.datasets.patients import HOSPITALS, HeartDisease
 from cloister.tasks.partition import holdout
 from cloister.utils.files import expanded
 
@@ -34,7 +34,7 @@ class Baseline(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.linear = torch.nn.Linear(FEATURES, 1)
+        self.linear = torch.nn.Linear(HeartDisease.table.width, 1)
 
     def forward(self, x):
         """Return logits of shape (n,)."""
