@@ -82,7 +82,10 @@ class InRows:
         self._kept: dict[int, Part] = {}
         room = places_of(batch_size)
         self.places = max(2, evenly(room, most_at_once(batch_size)))  # of two rows there is a proof
-        self.at_once = min(self.places, USUAL)
+        weights = sum(_bytes(variable) for variable in model.trainable_variables)
+        usual = min(self.places, USUAL)
+        # Of a small model one round has room for all. A guess that is wrong costs a second trace.
+        self.at_once = self.places if fitting(max(1, weights), 1) >= self.places else usual
         self._rows = self._round()
         _, kept, _ = self._rows.structured_outputs
         size = sum(map(_bytes, [*self._rows.inputs[: self._of_units], *tf.nest.flatten(kept)]))
@@ -91,10 +94,9 @@ class InRows:
         every = (tensor for operation in self._rows.graph.get_operations() for tensor in operation.outputs)
         largest = max(_bytes(tensor) for tensor in every if tensor.shape.rank and tensor.shape[0] in whole)
         fit = fitting(largest, self.at_once)
-        weights = sum(_bytes(variable) for variable in model.trainable_variables)
         if fit < 2 and weights < largest // self.at_once:
             raise NotCapturable("one example takes more memory than all weights: in turn is as fast as in rows")
-        at_once = resized(self.at_once, fit, self.places)
+        at_once = resized(usual, fit, self.places)
         if at_once != self.at_once:
             self.at_once = at_once
             self._rows = self._round()

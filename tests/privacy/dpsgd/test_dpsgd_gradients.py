@@ -336,6 +336,7 @@ def test_nothing_is_compiled_twice():
     model = embedding()
     x, y = batch(model, 40)
     step = dp_sgd(model, loss=loss, probe=(x[:3], y[:3]), batch_size=16)
+    assert len(traces) == 2  # for the proof, and for rounds of all places
     traces.clear()
     for size in (16, 1, 0, 7, 40, 15, 17, 33, 2):
         step.step(x[:size], y[:size])
