@@ -66,6 +66,11 @@ def take_in_turn(monkeypatch: Any) -> None:
     monkeypatch.setattr(steps, "InRows", refuse)
 
 
+def compile_nothing(monkeypatch: Any) -> None:
+    """Leave loops of units in turn to TensorFlow, where a test asks which engine a model has: XLA takes seconds."""
+    monkeypatch.setattr(steps, "suits_xla", lambda _: False)
+
+
 def batch(model: Any, size: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and labels of the kind that the model takes."""
     rng = np.random.default_rng(seed)

@@ -15,6 +15,7 @@ from examples_of_dpsgd import (
     BatchMean,
     batch,
     brute_force,
+    compile_nothing,
     dp_sgd,
     functional,
     head,
@@ -290,7 +291,8 @@ def test_a_layer_that_mixes_examples_is_refused_by_its_name():
     assert not failures(MIXING, one)
 
 
-def test_a_layer_of_which_the_proof_cannot_tell_is_computed_in_turn():
+def test_a_layer_of_which_the_proof_cannot_tell_is_computed_in_turn(monkeypatch):
+    compile_nothing(monkeypatch)
     assert dp_sgd(small(layers.Dense(4), FromTheOneBefore())).method == "in turn"
 
 

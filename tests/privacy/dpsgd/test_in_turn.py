@@ -1,6 +1,7 @@
 """Units in turn: what one contributes is a function of that unit alone, for any model."""
 
 from contextlib import nullcontext
+from functools import cache
 
 import keras
 import numpy as np
@@ -44,15 +45,26 @@ def own():
 MODELS = (recurrent, own, residuals)
 
 
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def wide():
     """Dense layers of these models are wide enough for their gradients not to be made."""
-    monkeypatch.setattr(in_turn, "WIDE", 20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(in_turn, "WIDE", 20)
+        yield
+
+
+def compiled(build):
+    model = perturbed(build())
+    return InTurn(model, LOSS, made_up(model), 8, 1)
+
+
+once = cache(compiled)
+"""A model's engine, which most tests only call: XLA takes seconds for it."""
 
 
 def turns(build):
-    model = perturbed(build())
-    return InTurn(model, LOSS, made_up(model), 8, 1), *batch(model, 8)
+    engine = once(build)
+    return engine, *batch(engine.model, 8)
 
 
 def summed(engine, x, y, bound=1.0):
@@ -83,10 +95,10 @@ def test_a_unit_moves_the_sum_by_the_bound_at_most():
 
 def test_a_sum_whose_order_follows_from_timing_is_chained_or_refused(monkeypatch):
     """Two equal calls of `AddN` gave sums 8.5·S apart."""
-    turns(residuals)
+    once(residuals)
     monkeypatch.setattr(in_turn, "chained_sums", nullcontext)
     with pytest.raises(UnsupportedModel, match="in an order that timing decides"):
-        turns(residuals)
+        compiled(residuals)
 
 
 def test_a_gradient_that_cancels_is_as_long_as_its_norm_says():
@@ -171,7 +183,7 @@ def test_squares_of_doubles_that_underflow_do_not_escape_the_clip():
 def test_calls_at_the_same_time_are_those_one_after_another(monkeypatch):
     monkeypatch.setattr(in_turn, "THREADS", 4)
     monkeypatch.setattr(in_turn, "WIDE", 1000)
-    step = dp_sgd(perturbed(recurrent()), batch_size=40)
+    step = dp_sgd(perturbed(functional((5, 3), lambda x: head(layers.SimpleRNN(4)(x)))), batch_size=40)
     x, y = batch(step.model, 40)
     x[17] = np.inf
     sums, calls = [], []

@@ -17,6 +17,7 @@ from examples_of_dpsgd import (
     Reversed,
     Scaled,
     batch,
+    compile_nothing,
     coupled,
     dp_sgd,
     functional,
@@ -349,7 +350,9 @@ RAISING = {
 }
 
 
-def test_an_exception_that_a_copy_at_another_place_could_raise_keeps_a_model_from_rows():
+def test_an_exception_that_a_copy_at_another_place_could_raise_keeps_a_model_from_rows(monkeypatch):
+    compile_nothing(monkeypatch)
+
     def check(name):
         assert dp_sgd(RAISING[name]()).method == "in turn"
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from examples_of_dpsgd import dp_sgd, functional, head, small
+from examples_of_dpsgd import compile_nothing, dp_sgd, functional, head, small
 from support import failures
 
 from cloister.utils.errors import UnsupportedModel
@@ -127,7 +127,8 @@ def test_a_model_without_trained_weights_is_told_what_it_lacks():
 
 
 @pytest.mark.parametrize("number", range(len(IN_TURN)))
-def test_a_model_in_turn_names_the_layer_that_puts_it_there(number):
+def test_a_model_in_turn_names_the_layer_that_puts_it_there(number, monkeypatch):
+    compile_nothing(monkeypatch)
     build, says = IN_TURN[number]
     step = dp_sgd(build())
     assert step.method == "in turn" and says in step.why_in_turn

@@ -52,15 +52,20 @@ def by_brute_force(model, x, y, count):
     return total
 
 
+@pytest.fixture(scope="module")
+def by_name():
+    return dp_sgd(model_of(dict), loss=loss, probe=examples(dict, 3))
+
+
 @pytest.mark.parametrize("in_turn", [False, True])
-def test_the_sum_is_that_of_one_example_at_a_time(in_turn, monkeypatch):
+def test_the_sum_is_that_of_one_example_at_a_time(in_turn, by_name, monkeypatch):
+    step = by_name
     if in_turn:
         take_in_turn(monkeypatch)
-    model = model_of(dict)
-    step = dp_sgd(model, loss=loss, probe=examples(dict, 3))
+        step = dp_sgd(by_name.model, loss=loss, probe=by_name.probe)
     found = step.clipped_sum(*examples(dict, 7, seed=1), BOUND)
     assert step.method == ("in turn" if in_turn else "rows")
-    assert relative_error(found.sums, by_brute_force(model, *examples(dict, 7, seed=1), 7)) < 8e-4
+    assert relative_error(found.sums, by_brute_force(step.model, *examples(dict, 7, seed=1), 7)) < 8e-4
     assert 0 < found.clipped < 7
 
 
@@ -78,18 +83,24 @@ def test_a_classifier_of_several_inputs_needs_no_probe():
 
 def test_lists_and_tuples_of_arrays_are_alike():
     (x, y), (some, labels) = examples(tuple, 5), examples(tuple, 3)
+    expected = by_brute_force(model_of(tuple), x, y, 5)
     for probed in (list, tuple):
         step = dp_sgd(model_of(tuple), loss=loss, probe=(probed(some), labels))
         for given in (list, tuple):
             found = step.clipped_sum(given(x), given(y), BOUND)
-            assert relative_error(found.sums, by_brute_force(step.model, x, y, 5)) < 8e-4
+            assert relative_error(found.sums, expected) < 8e-4
 
 
-def test_other_arrays_than_those_of_numpy_are_taken():
-    step = dp_sgd(functional((6,), head))
-    x, y = batch(step.model)
+@pytest.fixture(scope="module")
+def simple():
+    """A model of one input of six numbers."""
+    return dp_sgd(functional((6,), head))
+
+
+def test_other_arrays_than_those_of_numpy_are_taken(simple):
+    x, y = batch(simple.model)
     for convert in (tf.constant, pd.DataFrame):
-        assert step.clipped_sum(convert(x), tf.constant(y), BOUND).non_finite == 0
+        assert simple.clipped_sum(convert(x), tf.constant(y), BOUND).non_finite == 0
 
 
 WRONG = {
@@ -101,20 +112,18 @@ WRONG = {
 }
 
 
-def test_examples_that_the_model_does_not_take_are_refused():
+def test_examples_that_the_model_does_not_take_are_refused(by_name):
     """Each of them would raise an exception, and so contribute zero without a word."""
-    step = dp_sgd(model_of(dict), loss=loss, probe=examples(dict, 3))
 
     def check(name):
         change, said = WRONG[name]
         with pytest.raises(ConfigError, match=said):
-            step.clipped_sum(*change(*examples(dict, 6)), BOUND)
+            by_name.clipped_sum(*change(*examples(dict, 6)), BOUND)
 
     assert not failures(WRONG, check)
 
 
-def test_one_array_of_another_width_is_refused():
-    step = dp_sgd(functional((6,), head))
-    x, y = batch(step.model)
+def test_one_array_of_another_width_is_refused(simple):
+    x, y = batch(simple.model)
     with pytest.raises(ConfigError, match="n, 6"):
-        step.step(x[:, :5], y)
+        simple.step(x[:, :5], y)
