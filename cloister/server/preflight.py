@@ -182,23 +182,6 @@ def share_needed(runs: Iterable[tuple[Prepared, int]]) -> float:
     return max(needed)
 
 
-@dataclass(frozen=True)
-class _Noise:
-    """Noise of one mechanism.
-
-    Attributes:
-        whose: the subject of the warning, in words.
-        key: of its multiplier in the configuration.
-        multiplier: in force.
-        ratio: of its expected norm to the largest change that clipping allows the clients, over all rounds.
-    """
-
-    whose: str
-    key: str
-    multiplier: float
-    ratio: float
-
-
 def low_snr_warnings(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[LocalSteps] = ()) -> list[str]:
     """Return one warning for each noise that exceeds the signal, and one of a batch size above every client's.
 
@@ -209,11 +192,14 @@ def low_snr_warnings(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[Loc
         sizes: the private steps of each client in a round, where they are known.
     """
     cohort, parameters = plan.cohort(nodes), layout.size // max(1, plan.hypotheses)
-    strategy, client, rounds, noises = plan.strategy, plan.config.privacy.client, plan.config.num_rounds, list[_Noise]()
+    strategy, client, rounds = plan.strategy, plan.config.privacy.client, plan.config.num_rounds
+    # The last number is the ratio of a noise's expected norm to the largest change that clipping allows the clients,
+    # over all rounds.
+    noises = list[tuple[str, str, float, float]]()
     if isinstance(strategy, PrivateStrategy) and isinstance(mechanism := strategy.mechanism, GaussianMechanism):
         least = mechanism.multiplier * mechanism.scale.factors(mechanism.clip.bound, layout)[0]
         ratio = least * math.sqrt(layout.size / rounds) / max(1.0, cohort + len(strategy.canaries) / 2)
-        noises.append(_Noise("the server's noise", "privacy.noise-multiplier", mechanism.multiplier, ratio))
+        noises.append(("the server's noise", "privacy.noise-multiplier", mechanism.multiplier, ratio))
     if client.is_on and (sizes or not client.clips_gradients):
         z, messages = client.noise_multiplier, max(1.0, cohort) * rounds
         if plan.config.secure_aggregation.enabled:
@@ -229,19 +215,16 @@ def low_snr_warnings(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[Loc
             ratio = z * math.sqrt(parameters / messages)
         else:
             ratio = z / math.sqrt(messages)
-        noises.append(_Noise("the clients' noise", client.noise_key, z, ratio))
+        noises.append(("the clients' noise", client.noise_key, z, ratio))
     warnings = []
-    for noise in noises:
-        if noise.ratio > SNR_WARN:
-            does = (
-                "drowns what the clients teach the model" if noise.ratio > SNR_FAIL else "lets the model learn little"
-            )
+    for whose, key, multiplier, ratio in noises:
+        if ratio > SNR_WARN:
+            does = "drowns what the clients teach the model" if ratio > SNR_FAIL else "lets the model learn little"
             warnings.append(
-                f"{noise.whose} {does}: over {plan.config.num_rounds} rounds its expected "
-                f"norm is at least {noise.ratio:.2g} times the most that clipped updates come to ({noise.key} = "
-                f"{noise.multiplier:.4g}, {cohort:g} clients a round, {parameters} parameters); they would be level at "
-                f"{noise.key} = {noise.multiplier / noise.ratio:.2g}. More clients, a smaller model, frozen layers or "
-                "a larger budget help"
+                f"{whose} {does}: over {rounds} rounds its expected norm is at least {ratio:.2g} times the most that "
+                f"clipped updates come to ({key} = {multiplier:.4g}, {cohort:g} clients a round, {parameters} "
+                f"parameters); they would be level at {key} = {multiplier / ratio:.2g}. More clients, a smaller model, "
+                "frozen layers or a larger budget help"
             )
     units, batch = max(((size.examples, size.batch_size) for size in sizes), default=(0, 0))
     if batch > units:
