@@ -22,10 +22,10 @@ def requested(node):
     return asked
 
 
-def replied(request, said, head=""):
+def replied(request, said):
     """Return a reply that states this, an attestation or bytes; None: nothing."""
     content = RecordDict()
     if said is not None:
         written = said if isinstance(said, bytes) else said.to_bytes()
-        content["attestation"] = ConfigRecord({"attestation": written, "ledger-head": head})
+        content["attestation"] = ConfigRecord({"attestation": written})
     return Message(content, reply_to=request)

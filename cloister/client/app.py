@@ -22,7 +22,6 @@ from cloister.client.budget import foresee_budget, keep_budget, keep_role
 from cloister.client.costs import PrivacyCost, plan_of, public_units, unit_of
 from cloister.client.data import local_data, task_of, tell_ungrouped
 from cloister.client.enforce import enforce_policy
-from cloister.client.ledgers import folder_unnamed, keeps_ledger, own_head
 from cloister.client.mods import contain_errors, no_sooner_than, open_and_pack, within_deadline
 from cloister.client.node import Node
 from cloister.client.noise import add_local_noise, count_leakage, limit_leakage
@@ -128,7 +127,7 @@ def attest(reply: Reply, charged: Sequence[PrivacyCost], request: Request, node:
         request: of the server.
         node: that replies.
     """
-    client, head = request.config.privacy.client, ""
+    client = request.config.privacy.client
     if not isinstance(request, TrainRequest) or not client.is_on:
         return reply
     # DP-SGD is about units; noise on the whole update is about the client, which comes first.
@@ -138,10 +137,7 @@ def attest(reply: Reply, charged: Sequence[PrivacyCost], request: Request, node:
     allowed = node.policy.allowed_fabs if node.policy else ()
     checked = os.environ.get(CHECKED_BUNDLE) in allowed
     attestation = Attestation(client.name, own.unit, own.events, size, request.config.task.group, checked)
-    if keeps_ledger(node.config):
-        with folder_unnamed(node.config):
-            head = own_head(node.config, request.config.task.name)
-    return replace(reply, attestation=attestation, ledger_head=head)
+    return replace(reply, attestation=attestation)
 
 
 def train(request: TrainRequest, node: Node) -> Reply:

@@ -71,16 +71,6 @@ def _ledger(path: Path) -> Ledger:
     return Ledger(path)
 
 
-def own_head(node: NodeConfig, task: str) -> str:
-    """Return the hash of the last line about a release that this process knows, without reading the file.
-
-    Call it right after `recorded`, before another `ledger_of`: then this line is on disk.
-
-    Args: as `ledger_of`.
-    """
-    return _ledger(_path(node, task)).release_head
-
-
 def identity_of(node: NodeConfig, task: str) -> str:
     """Return the configured name of the node's data, or `place_of`.
 

@@ -147,7 +147,6 @@ class Reply:
         metrics: numbers about it.
         chosen: index of the model that training began with; it never leaves.
         attestation: of what the client applied; None: nothing is stated.
-        ledger_head: the hash of the last line about a release in the node's ledger; empty: it keeps none.
         sums: clipped sum of gradients without noise, for `mask_update`; it never leaves. None: a model is trained.
     """
 
@@ -155,7 +154,6 @@ class Reply:
     metrics: Mapping[str, float | int] = field(default_factory=dict)
     chosen: int = 0
     attestation: Attestation | None = None
-    ledger_head: str = ""
     sums: NamedArrays | None = None
 
     def content(self) -> RecordDict:
@@ -166,9 +164,7 @@ class Reply:
         if self.arrays is not None:
             content[ARRAYS] = to_record(self.arrays)
         if self.attestation is not None:
-            content[ATTESTATION] = ConfigRecord(
-                {ATTESTATION: self.attestation.to_bytes(), LEDGER_HEAD: self.ledger_head}
-            )
+            content[ATTESTATION] = ConfigRecord({ATTESTATION: self.attestation.to_bytes()})
         return content
 
 

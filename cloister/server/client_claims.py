@@ -1,7 +1,6 @@
 """Statements of the server about its clients: attested mechanisms, claims about them, and personal models."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,9 +22,8 @@ from cloister.server.build import Plan
 from cloister.server.secure_steps import SecureSteps
 from cloister.utils.arrays import Layout, State
 from cloister.utils.errors import ConfigError, PrivacyError
-from cloister.utils.wire import ARRAYS, ATTESTATION, CONFIG, HYPOTHESES, LEDGER_HEAD, config_of
+from cloister.utils.wire import ARRAYS, ATTESTATION, CONFIG, HYPOTHESES, config_of
 
-HEAD = re.compile(r"[0-9a-f]{64}")
 DECLINED = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
 """Error codes of a node whose client sent nothing. The SuperLink and the grid use other codes."""
 AS_ASKED = "as this run asks for it"
@@ -39,9 +37,6 @@ class Attested:
     A request without a readable reply in time counts as one without an attestation: its client may have trained, and
     its model may have left the node. A request that the node declined does not count.
 
-    The last ledger head of each node is stored too, unless the draw of clients is secret. Heads would reveal which
-    nodes were drawn.
-
     Args:
         secret: whether the draw of clients is secret. Each attestation then counts once, since numbers would reveal it.
     """
@@ -49,7 +44,6 @@ class Attested:
     def __init__(self, secret: bool = False) -> None:
         self.secret = secret
         self._replies: Counter[str] = Counter()
-        self._heads: dict[str, str] = {}
 
     def counted(self, asked: Sequence[Message], replies: Iterable[Message]) -> Iterator[Message]:
         """Yield each reply after counting it; at the end, count the requests without a reply.
@@ -61,24 +55,15 @@ class Attested:
         missing = len(asked)
         try:
             for reply in replies:
-                missing -= self._is_counted(reply)
+                if reply.has_error():
+                    missing -= reply.error.code in DECLINED
+                else:
+                    missing -= 1
+                    stated = config_of(reply.content, ATTESTATION).get(ATTESTATION)
+                    self._add(stated.hex() if isinstance(stated, bytes) and len(stated) <= MAX_BYTES else "", 1)
                 yield reply
         finally:
             self._add("", missing)
-
-    def _is_counted(self, reply: Message) -> bool:
-        """Count a reply; return whether it settles its request."""
-        if reply.has_error():
-            return reply.error.code in DECLINED
-        record = config_of(reply.content, ATTESTATION)
-        stated, head = record.get(ATTESTATION), record.get(LEDGER_HEAD)
-        if not isinstance(stated, bytes) or len(stated) > MAX_BYTES:
-            self._add("", 1)
-            return True
-        self._add(stated.hex(), 1)
-        if not self.secret and isinstance(head, str) and HEAD.fullmatch(head):
-            self._heads[str(reply.metadata.src_node_id)] = head
-        return True
 
     def _add(self, name: str, count: int) -> None:
         if count > 0:
@@ -88,19 +73,13 @@ class Attested:
         """Return the number of requests by the attestation in their reply; empty bytes: without an attestation."""
         return {bytes.fromhex(name): count for name, count in self._replies.items()}
 
-    def facts(self) -> dict[str, object]:
-        """Return the facts of `privacy.json` about the nodes' ledgers: the last head of each, without the node."""
-        return {"node-ledger-heads": sorted(self._heads.values())} if self._heads else {}
-
     def state_dict(self) -> State:
-        """Return the counts and the heads, for a resumed run."""
-        kept = (("replies", self._replies), ("heads", self._heads))
-        return {name: np.frombuffer(json.dumps(value).encode(), np.uint8) for name, value in kept}
+        """Return the counts, for a resumed run."""
+        return {"replies": np.frombuffer(json.dumps(self._replies).encode(), np.uint8)}
 
     def load_state_dict(self, state: State) -> None:
         """Restore the counts; the state of an older version counts as one reply without an attestation."""
         self._replies = Counter(json.loads(state["replies"].tobytes()) if state else {"": 1})
-        self._heads = json.loads(state["heads"].tobytes()) if "heads" in state else {}
 
 
 def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, str | int], hypotheses: int) -> None:

@@ -80,7 +80,6 @@ class Outcome:
         stopped: reason for an early end; empty: the run was not ended early.
         ended: a word of `Ending`; `no-replies` and `error` are raised instead.
         transport: separation of nodes by the transport; None: no SuperLink relayed messages.
-        attested: statements of nodes about their clients and ledgers.
     """
 
     arrays: ArrayRecord
@@ -91,12 +90,11 @@ class Outcome:
     stopped: str
     ended: Ended = "as-asked"
     transport: Transport | None = None
-    attested: Attested = field(default_factory=Attested)
 
     @property
     def privacy(self) -> dict[str, object]:
         """Return the content of `privacy.json`."""
-        return record(self.statement) | Ending(self.ended, self.stopped).facts() | self.attested.facts()
+        return record(self.statement) | Ending(self.ended, self.stopped).facts()
 
 
 @dataclass(frozen=True)
@@ -207,10 +205,7 @@ def run(grid: Grid, config: RunConfig, narrator: ConsoleReporter | None = None, 
         raise failure
     if ending.how == "error":
         raise CloisterError(ending.why)
-    transport, attested = transport_of(grid), context.attested
-    return Outcome(
-        loop.kept, context.rounds, context.directory, plan, said, ending.why, ending.how, transport, attested
-    )
+    return Outcome(loop.kept, context.rounds, context.directory, plan, said, ending.why, ending.how, transport_of(grid))
 
 
 def _set_up(
@@ -373,7 +368,7 @@ def _save(context: RunContext, loop: RoundLoop) -> tuple[Statement, Ending]:
     ending = _tried("canaries.json", save_canaries, ending)
     ending = _tried("the copy of the ledger", lambda: directory.copy_ledger(plan.budget.ledger.path), ending)
     said = _statement(context, loop)
-    privacy = record(said) | ending.facts() | context.attested.facts()
+    privacy = record(said) | ending.facts()
     return said, _tried("privacy.json", lambda: directory.write_json("privacy.json", privacy), ending)
 
 

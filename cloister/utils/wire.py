@@ -48,8 +48,7 @@ HYPOTHESES = "hypotheses"
 PROMISE = "privacy-events"
 """The releases that will contain a client's update, as events; absent: nothing is claimed."""
 LEDGER_HEAD = "ledger-head"
-"""The hash of the last line of the server's ledger; absent: the server keeps none of this run. Beside an attestation:
-the hash of the last line about a release in the node's ledger; empty: the node keeps none."""
+"""The hash of the last line of the server's ledger; absent: the server keeps none of this run."""
 
 FROZEN = "frozen-sha256"
 """The digest of the frozen weights in the server's model, which are not sent; absent: it has none."""

@@ -152,7 +152,7 @@ class Pairs:
     def round(self, budgets, number):
         with recorded([(budget, [budget.opening(Gaussian(1.0), number)]) for budget in budgets]):
             self.made += 1
-        self.heads.append(budgets[0].ledger.release_head)
+        self.heads.append(budgets[0].ledger.head)
 
     def check(self):
         ledger = Ledger(self.path)

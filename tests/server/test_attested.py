@@ -176,46 +176,6 @@ def test_counts_go_on_in_a_run_that_is_resumed():
     assert after.by_statement() == {b"": 1}, "a run from before this state existed attested nothing"
 
 
-HEADS = {1: "a" * 64, 2: "b" * 64}
-
-
-def with_heads(*heads, secret=False):
-    attested = Attested(secret)
-    for node, head in heads:
-        asked = [requested(node)]
-        list(attested.counted(asked, [replied(asked[0], stated(300), head)]))
-    return attested
-
-
-def test_the_last_ledger_head_of_each_node_is_in_the_record_without_the_node():
-    attested = with_heads((2, HEADS[2]), (1, "c" * 64), (1, HEADS[1]))
-    assert attested.facts() == {"node-ledger-heads": sorted(HEADS.values())}
-    again = Attested()
-    again.load_state_dict(attested.state_dict())
-    assert again.facts() == attested.facts()
-
-
-def test_what_is_no_head_is_not_recorded():
-    assert [head for head in ("", "A" * 64, "a" * 65, 4) if with_heads((1, head)).facts()] == []
-
-
-def test_a_secret_draw_shows_no_head():
-    """The officer of another site would find whose heads are missing."""
-    assert with_heads(*HEADS.items(), secret=True).facts() == {}
-
-
-def test_the_record_of_a_run_has_the_heads_that_its_nodes_state(tmp_path):
-    def with_a_ledger(message, context):
-        reply = app(message, context)
-        reply.content["attestation"]["ledger-head"] = HEADS[1]
-        return reply
-
-    config = parse(DP_SGD | {"output-dir": str(tmp_path), "num-rounds": 1})
-    outcome = run(LocalGrid.simulated(with_a_ledger, config.flat(), 2), config, ConsoleReporter(1, Console(quiet=True)))
-    facts = json.loads((outcome.directory.path / "privacy.json").read_text())
-    assert facts["node-ledger-heads"] == [HEADS[1]] * 2 and facts == outcome.privacy
-
-
 @pytest.mark.parametrize(("signed", "known"), [(True, "attested"), (False, "assumed")])
 def test_the_claims_of_a_run_say_whether_its_replies_were_signed(tmp_path, signed, known):
     class Carried(LocalGrid):

@@ -143,7 +143,7 @@ class Ledger:
         self._places: list[Place] = []
         self._offset = 0
         self._count = 0
-        self._last_hash = self._last_release = GENESIS
+        self._last_hash = GENESIS
         self._accounts: dict[tuple[Unit, Relation, bool], Account] = {}
         self._spent: dict[tuple[Unit, Filter, Relation], float] = {}
         self._filters: dict[Unit, Filter] = {}
@@ -191,14 +191,6 @@ class Ledger:
     def head(self) -> str:
         """Return the hash of the last line; a copy of it can reveal a cut later."""
         return self._last_hash
-
-    @property
-    def release_head(self) -> str:
-        """The hash of the last line about a release; before the first, that of an empty ledger.
-
-        The line has a random id. So a party with this hash and all earlier heads cannot test guesses of the line.
-        """
-        return self._last_release
 
     def heads(self) -> set[str]:
         """Return every head so far: each line's hash, and that of an empty ledger."""
@@ -519,8 +511,6 @@ class Ledger:
                     self._spent[unit, chosen, relation] += filters.cost(chosen, item.event, relation)
         self._count += 1
         self._last_hash = line["hash"]
-        if "release" in line:
-            self._last_release = self._last_hash
 
 
 class DraftLedger(Ledger):
