@@ -232,7 +232,6 @@ FILES_OF_SETTINGS = [
     wrong("report run/ --statements nowhere.toml", "nowhere.toml: No such file"),
     wrong("report run/ --statements a.toml", "'units'", "did you mean 'unit'?", a_toml="units = 'a'\n"),
     wrong("report run/ --statements a.toml", "a.toml: unit = 'yyy", "240", a_toml=f"unit = '{'y' * 3000}'\n"),
-    wrong("report run/ --registry a.toml", "curators, authors, description", "are missing", a_toml="name = 'x'\n"),
 ]
 
 FEDERATION = 'name = "h"\n[server]\naddresses = ["localhost"]\n[[sites]]\nname = "a"\ndata-path = "x"\n'

@@ -392,24 +392,17 @@ def report(
     statements: Annotated[
         Path | None, typer.Option(help="TOML file of what only the operator can state, for the officer's page; kept.")
     ] = None,
-    registry: Annotated[
-        Path | None, typer.Option(help="TOML file for an entry in OpenDP's registry of deployments: registry.yaml.")
-    ] = None,
 ) -> None:
-    """Write report.html of a finished run into its directory; with --registry, registry.yaml too.
+    """Write report.html of a finished run into its directory.
 
     RUN is a run directory.
     """
     from cloister.config.io import read_toml
-    from cloister.server.reports.html.compliance import Entry, write_entry
-    from cloister.server.reports.html.data import Statements, kept
+    from cloister.server.reports.html.data import Statements
     from cloister.server.reports.html.page import write_report
 
     stated = read_toml(Statements, statements, str(statements)) if statements else None
-    entry = read_toml(Entry, registry, str(registry)) if registry else None
     typer.echo(write_report(directory, stated))
-    if entry is not None:
-        typer.echo(write_entry(directory, entry, kept(directory)))
 
 
 @app.command()

@@ -1,1 +1,1 @@
-"""HTML report of a run for a compliance officer, and an entry for OpenDP's registry of deployments."""
+"""HTML report of a run for a compliance officer."""
