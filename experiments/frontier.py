@@ -10,8 +10,9 @@ secure sums of all sites with noise in shares. `local DP-SGD`: FedAvg of sites t
 DP`: noise of a trusted server; its ε is for a whole site, the others' for one example.
 
 The noise is the least with which a run keeps the budget (`auto`); the table has the ε that is claimed. MNIST's batch,
-rate and epochs are the best of `CANDIDATES` on a sixth of its training data (`validate`). The others follow from public
-numbers by the rules of `cloister plan --suggest`. A result is kept as soon as it is there, a line in
+rate and epochs are the first of the best `CANDIDATES` on a sixth of its training data (`validate`, one seed). These
+come from earlier trials that also saw the test set. The others follow from public numbers by the rules of
+`cloister plan --suggest`. A result is kept as soon as it is there, a line in
 frontier/TASK.jsonl of the results, and is not computed again. How long the rest takes is said first. `show` makes the
 table and the figure of what is there, with what is not.
 
@@ -96,7 +97,7 @@ class Benchmark(NamedTuple):
         seconds: of a cell, for the first estimate.
         momentum: of DP-SGD.
         tried: batch, rate and epochs up to a budget, in place of suggested ones.
-        seeds: the most of a cell.
+        seeds: largest number of seeds of a cell.
     """
 
     settings: Mapping[str, Any]

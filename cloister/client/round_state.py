@@ -249,8 +249,9 @@ class FolderStore(AttemptStore):
         return int(found)
 
     def _note(self, run: str, number: int) -> None:
-        # The number has a fixed length, so that a partly written one is recognised.
-        (self._folder / f"{run}{ROUND}").write_bytes(b"%0*d" % (DIGITS, number))
+        path = self._folder / f"{run}{ROUND}"
+        path.with_suffix(".new").write_bytes(b"%0*d" % (DIGITS, number))
+        path.with_suffix(".new").replace(path)  # so that a number is there at all times
 
 
 def _refuse_unsafe(folder: Path) -> None:

@@ -103,7 +103,7 @@ def overview(view: View, connection: str, live: bool) -> str:
     snapshot = view.snapshot
     nodes, secret = snapshot.nodes, snapshot.hides_progress
     context = {
-        "own_style": (TEMPLATES / "dashboard.css").read_text(),
+        "own_style": (TEMPLATES / "dashboard.css").read_text(encoding="utf-8"),
         "when": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(view.when)),
         "live": live and not secret,
         "secret": secret,
@@ -121,7 +121,7 @@ def overview(view: View, connection: str, live: bool) -> str:
         ],
         "closed": [{"ledger": ledger, "unit": unit} for ledger, unit in snapshot.closed],
     }
-    page, frame = ((TEMPLATES / f"{name}.html.jinja").read_text() for name in ("overview", "frame"))
+    page, frame = ((TEMPLATES / f"{name}.html.jinja").read_text(encoding="utf-8") for name in ("overview", "frame"))
     return filled(page, context, frame)
 
 
@@ -217,7 +217,7 @@ def application(places: Places) -> Starlette:
         return HTMLResponse(overview(cached.view(), places.connection, live))
 
     def script(_: Request) -> Response:
-        return Response((TEMPLATES / "live.js").read_text(), media_type="text/javascript")
+        return Response((TEMPLATES / "live.js").read_text(encoding="utf-8"), media_type="text/javascript")
 
     app = Starlette(routes=[Route("/", page), Route("/live.js", script)])
     app.router.redirect_slashes = False  # a redirection would contain the requested name

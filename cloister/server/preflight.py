@@ -193,8 +193,8 @@ def low_snr_warnings(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[Loc
     """
     cohort, parameters = plan.cohort(nodes), layout.size // max(1, plan.hypotheses)
     strategy, client, rounds = plan.strategy, plan.config.privacy.client, plan.config.num_rounds
-    # The last number is the ratio of a noise's expected norm to the largest change that clipping allows the clients,
-    # over all rounds.
+    # Name and key of a noise, its multiplier, and the ratio of its expected norm to the largest change that clipping
+    # allows the clients, over all rounds.
     noises = list[tuple[str, str, float, float]]()
     if isinstance(strategy, PrivateStrategy) and isinstance(mechanism := strategy.mechanism, GaussianMechanism):
         least = mechanism.multiplier * mechanism.scale.factors(mechanism.clip.bound, layout)[0]

@@ -2,7 +2,8 @@
 
 python registry_entry.py RUN ENTRY.toml
 
-It writes `registry.yaml`, a draft, into the run directory. ENTRY has what only the operator can state; see `Entry`.
+It needs PyYAML, and writes `registry.yaml`, a draft, into the run directory. ENTRY has what only the operator can
+state; see `Entry`.
 Statements that `cloister report --statements` was given are in the draft too.
 """
 
@@ -21,7 +22,7 @@ from cloister.privacy.claims.render import limits_of, protected
 from cloister.privacy.claims.to_json import NEIGHBOURS
 from cloister.server.reports.html.compliance import claims_of, figures_of, questions
 from cloister.server.reports.html.data import Facts, Statements, kept
-from cloister.utils.errors import ConfigError
+from cloister.utils.errors import CloisterError, ConfigError
 from cloister.utils.text import at_most, clean
 
 REGISTRY = "registry.yaml"
@@ -182,5 +183,10 @@ def _lines(items: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit("usage: python registry_entry.py RUN ENTRY.toml")
     run, stated = map(Path, sys.argv[1:])
-    print(write_entry(run, read_toml(Entry, stated, str(stated)), kept(run)))
+    try:
+        print(write_entry(run, read_toml(Entry, stated, str(stated)), kept(run)))
+    except CloisterError as error:
+        raise SystemExit(str(error)) from None

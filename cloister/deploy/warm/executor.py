@@ -165,8 +165,8 @@ class Child:
 class Known:
     """Facts from children: which bundles equal the package, and which scales of exact noise need tables.
 
-    Children write them to a pipe. A child that loads a bundle's code closes its end before. So each fact comes from
-    code that the parent has imported itself.
+    Children write them to a pipe. A child first closes both its ends if its bundle differs from the package. So each
+    fact comes from code that the parent has imported itself. Other code of the node's user is trusted as the node is.
 
     Attributes:
         bundles: digests of bundles that children found equal to the package.
@@ -180,13 +180,15 @@ class Known:
 
     def note(self, bundle: str, is_equal: bool) -> None:
         """Note in a child whether its bundle equals the package; if not, this child tells nothing."""
+        os.close(self._read_end)
+        COMPUTED.clear()
         if is_equal:
             self._equal = bundle
         else:
             os.close(self._write_end)
 
     def tell(self) -> None:
-        """Send the parent the digest of this child's equal bundle, and the scales that needed tables."""
+        """Send the parent the digest of this child's equal bundle, and the scales whose tables it computed."""
         line = " ".join([self._equal, *map(str, COMPUTED)]).encode() + b"\n"
         if self._equal and len(line) <= select.PIPE_BUF:  # a longer line could mix with another child's
             os.write(self._write_end, line)
@@ -448,7 +450,7 @@ def _imported_app(*_: str) -> ClientApp:
 def _allowed(bundle: bytes, policy: Policy | None) -> str:
     """Return the digest of a bundle that the policy allows.
 
-    It is stored in the environment for `enforce_policy`.
+    The digest is stored in the environment for `enforce_policy`.
 
     Raises:
         PolicyError: the policy does not list it.

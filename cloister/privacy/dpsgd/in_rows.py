@@ -84,7 +84,7 @@ class InRows:
         self.places = max(2, evenly(room, most_at_once(batch_size)))  # of two rows there is a proof
         weights = sum(_bytes(variable) for variable in model.trainable_variables)
         usual = min(self.places, USUAL)
-        # Of a small model one round has room for all. A guess that is wrong costs a second trace.
+        # One round of a small model has room for all places. A guess that is wrong costs a second trace.
         self.at_once = self.places if fitting(max(1, weights), 1) >= self.places else usual
         self._rows = self._round()
         _, kept, _ = self._rows.structured_outputs

@@ -191,7 +191,7 @@ class Tables:
 
 
 COMPUTED: deque[Fraction] = deque(maxlen=8)
-"""Scales whose tables this process, or one that it was forked from, computed last."""
+"""Scales whose tables this process computed last."""
 
 
 @lru_cache(maxsize=64)

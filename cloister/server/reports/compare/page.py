@@ -201,4 +201,4 @@ def rendered(comparison: Comparison, title: str = "") -> str:
         "notes": comparison.notes,
         "pictures": pictures(comparison),
     }
-    return filled((files(__package__) / "page.html.jinja").read_text(), context)
+    return filled((files(__package__) / "page.html.jinja").read_text(encoding="utf-8"), context)
