@@ -150,7 +150,6 @@ class Characters(Task):
     input_shape = SHAPE
     image_shape = SHAPE[:2]
     models: ClassVar[tuple[str, ...]] = ("cnn", "softmax")
-    public = True
 
     def build(self) -> Model:
         """Return softmax regression, which needs no TensorFlow, or the network of two convolutions.
@@ -174,6 +173,7 @@ class Mnist(Characters):
     """Ten digits."""
 
     recipe = Recipe(local_epochs=10, batch_size=10, learning_rate=0.03)
+    public = True
     models = ("mlp", "cnn", "softmax")
 
     def load(self) -> Dataset:
@@ -252,6 +252,7 @@ class Emnist(Characters):
     """Digits 0 to 9, capitals 10 to 35, small letters 36 to 61."""
 
     recipe = Recipe(local_epochs=1, batch_size=32, learning_rate=0.05)
+    public = True
     classes = 62
 
     def load(self) -> Dataset:
@@ -291,6 +292,7 @@ class MnistWriters(Characters):
     """Ten digits. The writers of the test images train nothing."""
 
     recipe = Recipe(local_epochs=1, batch_size=10, learning_rate=0.03)
+    public = True
     partition = "natural"
     models = ("cnn", "cnn-62", "softmax")
     rotates = True
@@ -359,6 +361,7 @@ class Femnist(Characters):
     """Digits 0 to 9, capitals 10 to 35, small letters 36 to 61."""
 
     recipe = Recipe(local_epochs=1, batch_size=10, learning_rate=0.03)
+    public = True
     partition = "natural"
     classes = 62
     rotates = True

@@ -65,7 +65,6 @@ class Patients(Task):
 
     classes = 2
     models = ("softmax",)
-    public = True
     table: ClassVar[Table]
     suffixes: ClassVar[tuple[str, ...]] = (".csv",)
 
@@ -114,6 +113,7 @@ class BreastCancer(Patients):
     """
 
     recipe = Recipe(local_epochs=5, batch_size=16, learning_rate=0.5)
+    public = True
     class_names = ("malignant", "benign")
     input_shape = (len(RANGES),)
     bundled = True
@@ -179,6 +179,7 @@ class HeartDisease(Patients):
     """
 
     recipe = Recipe(local_epochs=5, batch_size=16, learning_rate=0.1)
+    public = True
     partition = "natural"
     class_names = tuple(DIAGNOSES)
     # Files with all 76 attributes have -9 for a missing value.
