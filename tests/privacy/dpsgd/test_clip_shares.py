@@ -31,7 +31,7 @@ HOSTILE = np.array([np.nan, np.inf, -np.inf, 1e300, 50.0, -3.0, 0.0, 1.0])
 
 
 def recurrent():
-    """Of the recurrent models the one that XLA compiles in the least time."""
+    """Return the recurrent model that XLA compiles in the least time."""
     return functional((4, 3), lambda x: head(layers.SimpleRNN(5)(x)))
 
 

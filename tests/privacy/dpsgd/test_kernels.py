@@ -30,7 +30,7 @@ REPEATED = {
 
 @pytest.fixture(scope="module")
 def engines():
-    """Those of models that several tests try. Each case draws the weights anew."""
+    """Return engines of models that several tests try. Each case draws the weights anew."""
     found = {}
     for name, (build, *sizes) in REPEATED.items():
         model = build()
